@@ -1,0 +1,316 @@
+"""A media file → mono samples at 16 kHz, with limits, and nothing else: no other file or address is ever opened.
+
+The decoding is our own, packet by packet: faster-whisper's `decode_audio` drops the rest of a file after one damaged
+frame, follows playlists, and knows no limit. FFmpeg comes with PyAV; no ffmpeg program is needed. Runs on the media pool.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, NoReturn
+
+import av
+import numpy as np
+from av.audio.fifo import AudioFifo
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
+from av.container.input import InputContainer
+from av.packet import Packet
+from numpy.typing import NDArray
+
+from whisper_worker.errors import NoAudioStream, NotAudio, TooLong
+from whisper_worker.stop import Stop
+
+SAMPLE_RATE = 16_000
+Samples = NDArray[np.float32]
+
+# Audio and video containers, by FFmpeg's demuxer names. Not here: playlists and descriptions that name other files
+# (hls, dash, concat, sdp, image2, …), subtitles, pictures, and raw samples that any bytes would pass for.
+CONTAINERS = (
+    "3dostr,aac,aax,ac3,ac4,act,aea,aiff,amr,amrnb,amrwb,ape,asf,ast,au,avi,caf,dsf,dss,dts,dtshd,dv,eac3,flac,flv,"
+    "g722,g729,gsm,iff,ircam,ivf,kux,live_flv,loas,lvf,lxf,matroska,mlp,mov,mp3,mpc,mpc8,mpeg,mpegts,mxf,nistsphere,nsv,"
+    "nut,ogg,oma,osq,pva,qcp,qoa,rm,shn,smjpeg,sol,sox,spdif,tak,truehd,tta,ty,voc,vqf,w64,wav,wsd,wtv,wv,xwma"
+)
+# Formats without any header, which content can't tell. Only the name a caller gave says what they are.
+HEADERLESS = {"g722": "g722", "722": "g722"}
+
+# First bytes of what people send instead of audio. FFmpeg would call most of them "invalid data", and find the MP3 in a ZIP.
+LOOKS_LIKE = (
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"7z\xbc\xaf", "a 7z archive"),
+    (b"Rar!", "a RAR archive"),
+    (b"%PDF", "a PDF document"),
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"\x89PNG", "a PNG picture"),
+    (b"GIF8", "a GIF picture"),
+    (b"#EXTM3U", "a playlist"),
+    (b"ffconcat", "a playlist"),
+    (b"<!doctype html", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"<?xml", "an XML document"),
+    (b"{", "JSON"),
+)
+
+MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; outside, a small file becomes huge, and it's no recording
+GROUP_S = 1.0  # seconds resampled at once: a call for each packet would cost more than the decoding
+MAX_BROKEN_READS = 1_000  # in a row, before a container counts as ended
+CANCELLED = 0.1  # a mix this much quieter (amplitude) than its loudest channel has cancelled itself out
+SHORT_BY_S = 1.0  # missing seconds that are worth a warning; containers often announce a little more
+HIDDEN_SHARE = 0.5  # share of an uncompressed file that its header doesn't account for, worth a warning
+
+
+@dataclass(frozen=True)
+class Audio:
+    """`samples`: float32, shape (n,), 16 kHz mono, finite, within -1 and 1. `warnings`: sentences for the caller."""
+
+    samples: Samples
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def duration(self) -> float:
+        """Seconds."""
+        return len(self.samples) / SAMPLE_RATE
+
+
+def decode(file: BinaryIO, stop: Stop, *, max_seconds: float, extension: str = "") -> Audio:
+    """Decode the default audio stream of `file` (seekable; read only, and not closed).
+
+    `extension` is that of the caller's name for it, in lower case without the dot; only formats without a header need
+    it. Raises NotAudio, NoAudioStream, TooLong (while decoding: a small file may hold days) or Stopped.
+    """
+    mixed = _decode(file, stop, max_seconds, extension, channel=None)
+    if mixed.loudest_if_cancelled is None:
+        return mixed.audio()
+    # The channels are each other's opposite (one was wired the wrong way round): take one of them.
+    single = _decode(file, stop, max_seconds, extension, channel=mixed.loudest_if_cancelled)
+    return single.audio(f"the channels cancel each other out when mixed: only channel {single.channel} was used")
+
+
+class _Decoded:
+    """What one walk over the packets gathers."""
+
+    def __init__(self, channel: int | None) -> None:
+        self.channel = channel
+        self.blocks: list[Samples] = []
+        self.samples = 0
+        self.damaged = 0
+        self.expected_s: float | None = None
+        self.hidden_bytes = 0
+        self._mix_energy = 0.0
+        self._channel_energy = np.zeros(0)
+
+    def add(self, block: Samples) -> None:
+        """Mix a block of shape (channels, n) to mono and keep it."""
+        block = np.nan_to_num(block, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        if self.channel is None:
+            mono = block[0] if len(block) == 1 else block.mean(axis=0, dtype=np.float32)
+            self._measure(block, mono)
+        else:
+            mono = block[min(self.channel, len(block) - 1)]
+        self.blocks.append(mono)
+        self.samples += len(mono)
+
+    def _measure(self, block: Samples, mono: Samples) -> None:
+        energy = np.einsum("cn,cn->c", block, block, dtype=np.float64)
+        if len(energy) > len(self._channel_energy):
+            self._channel_energy = np.pad(self._channel_energy, (0, len(energy) - len(self._channel_energy)))
+        self._channel_energy[: len(energy)] += energy
+        self._mix_energy += float(np.dot(mono.astype(np.float64), mono))
+
+    @property
+    def loudest_if_cancelled(self) -> int | None:
+        if len(self._channel_energy) != 2:  # of many channels one alone may speak: quiet, not cancelled
+            return None
+        loudest = int(self._channel_energy.argmax())
+        cancelled = self._mix_energy < CANCELLED**2 * self._channel_energy[loudest]
+        return loudest if cancelled else None
+
+    def audio(self, *warnings: str) -> Audio:
+        samples = np.concatenate(self.blocks) if self.blocks else np.zeros(0, np.float32)
+        return Audio(_within_range(samples), (*warnings, *self._warnings()))
+
+    def _warnings(self) -> Iterator[str]:
+        seconds = self.samples / SAMPLE_RATE
+        if self.damaged:
+            yield f"{self.damaged} damaged packets of audio were skipped"
+        if self.expected_s is not None and self.expected_s - seconds > max(SHORT_BY_S, 0.02 * self.expected_s):
+            yield f"the file announces {self.expected_s:.1f} s of audio but holds {seconds:.1f} s: it is cut off or damaged"
+        if self.hidden_bytes:
+            yield f"the file's header leaves out {self.hidden_bytes} bytes behind the audio, which may hold more of it"
+
+
+def _within_range(samples: Samples) -> Samples:
+    """Float files may hold any numbers: too loud ones are scaled down (a few outliers aside), the rest clipped."""
+    if not len(samples) or max(samples.max(), -samples.min()) <= 1.0:
+        return samples
+    loud = float(np.percentile(np.abs(samples), 99.9))
+    return np.clip(samples / max(loud, 1.0), -1.0, 1.0).astype(np.float32, copy=False)
+
+
+def _decode(file: BinaryIO, stop: Stop, max_seconds: float, extension: str, channel: int | None) -> _Decoded:
+    decoded = _Decoded(channel)
+    with _open(file, extension) as container:
+        stream = _audio_stream(container)
+        resampler = _Resampler()
+        for packet in _packets(container, stream, decoded):
+            stop.check()
+            for frame in _frames(packet, decoded):
+                for block in resampler.push(frame):
+                    decoded.add(block)
+                if decoded.samples > max_seconds * SAMPLE_RATE:
+                    raise TooLong(f"the audio is longer than the {max_seconds:g} s that are allowed")
+        for block in resampler.flush():
+            decoded.add(block)
+        if decoded.damaged and not decoded.samples:
+            raise NotAudio("no audio could be decoded: the file is damaged")
+        if decoded.samples > max_seconds * SAMPLE_RATE:
+            raise TooLong(f"the audio is longer than the {max_seconds:g} s that are allowed")
+        decoded.expected_s = _expected_s(container, stream)
+        decoded.hidden_bytes = _hidden_bytes(file, container, stream, decoded.samples / SAMPLE_RATE)
+    return decoded
+
+
+def _open(file: BinaryIO, extension: str) -> InputContainer:
+    file.seek(0)
+    head = file.read(64)
+    file.seek(0)
+    if not head:
+        raise NotAudio("the file is empty")
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for signature, what in LOOKS_LIKE:
+        if start.startswith(signature.lower()):
+            raise NotAudio(f"the file is {what}, not audio")
+    try:
+        return _open_as(file, None)
+    except av.FFmpegError as error:
+        if (headerless := HEADERLESS.get(extension)) is None:
+            raise _not_audio(file) from error
+    try:
+        return _open_as(file, headerless)
+    except av.FFmpegError as error:
+        raise _not_audio(file) from error
+
+
+def _open_as(file: BinaryIO, demuxer: str | None) -> InputContainer:
+    file.seek(0)
+    return av.open(
+        _Nameless(file),
+        format=demuxer,
+        options={"format_whitelist": CONTAINERS, "protocol_whitelist": "none"},
+        metadata_errors="ignore",
+        io_open=_refuse_to_open,
+    )
+
+
+class _Nameless:
+    """The file without its name: FFmpeg guesses formats by extension, and puts names into its messages."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.read, self.seek, self.tell = file.read, file.seek, file.tell
+
+
+def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+    """FFmpeg asks for this when a file names another one."""
+    raise PermissionError("a media file may not open another")
+
+
+def _not_audio(file: BinaryIO) -> NotAudio:
+    """FFmpeg's own messages are left out: they hold paths, and say "invalid data" of everything."""
+    file.seek(0)
+    try:
+        text = file.read(512).decode()
+    except UnicodeDecodeError:
+        return NotAudio("the file is no audio or video that can be read, or it is damaged at its start")
+    return NotAudio("the file is text, not audio" if text.isprintable() or "\n" in text else "the file is not audio")
+
+
+def _audio_stream(container: InputContainer) -> AudioStream:
+    """The stream that the file marks as its default, else the first."""
+    streams = container.streams.audio
+    if not streams:
+        raise NoAudioStream("the file holds no audio stream")
+    marked = (s for s in streams if s.disposition & av.stream.Disposition.default)
+    return next(marked, streams[0])
+
+
+def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) -> Iterator[Packet]:
+    """All packets, the empty last one that flushes the decoder included. A broken place is skipped and counted."""
+    broken = 0
+    while broken < MAX_BROKEN_READS:
+        try:
+            for packet in container.demux(stream):
+                broken = 0
+                yield packet
+            return
+        except av.FFmpegError:  # raised by demux alone; it can be called again, but the generator is finished
+            broken += 1
+            decoded.damaged += 1
+
+
+def _frames(packet: Packet, decoded: _Decoded) -> list[AudioFrame]:
+    try:
+        frames = packet.decode()
+    except av.FFmpegError:
+        decoded.damaged += 1
+        return []
+    return [frame for frame in frames if isinstance(frame, AudioFrame) and frame.samples]
+
+
+class _Resampler:
+    """Frames as they come → float32 blocks of shape (channels, n) at 16 kHz.
+
+    A stream may change its rate, layout or format midway (joined voicemail does): each stretch gets its own resampler.
+    """
+
+    def __init__(self) -> None:
+        self._kind: tuple[int, str, str] | None = None
+        self._waiting = AudioFifo()
+        self._resampler: AudioResampler | None = None
+
+    def push(self, frame: AudioFrame) -> Iterator[Samples]:
+        kind = (frame.sample_rate, frame.layout.name, frame.format.name)
+        if kind != self._kind:
+            yield from self.flush()
+            if not MIN_RATE <= frame.sample_rate <= MAX_RATE:
+                raise NotAudio(f"the audio has {frame.sample_rate} samples a second")
+            self._kind = kind
+            self._waiting = AudioFifo()
+            self._resampler = AudioResampler(format="fltp", layout=frame.layout, rate=SAMPLE_RATE)
+        frame.pts = None  # the FIFO insists on unbroken timestamps; real files have gaps
+        self._waiting.write(frame)
+        if self._waiting.samples >= GROUP_S * frame.sample_rate:
+            yield from self._resample(self._waiting.read())
+
+    def flush(self) -> Iterator[Samples]:
+        """What is still held back; the stretch is over then."""
+        if self._resampler is not None:
+            if self._waiting.samples:
+                yield from self._resample(self._waiting.read())
+            yield from self._resample(None)
+            self._resampler = None
+
+    def _resample(self, frame: AudioFrame | None) -> Iterator[Samples]:
+        assert self._resampler is not None
+        for resampled in self._resampler.resample(frame):
+            yield resampled.to_ndarray()
+
+
+def _expected_s(container: InputContainer, stream: AudioStream) -> float | None:
+    """The seconds of audio that the container announces, where it does rather than being guessed from its size."""
+    if container.format.name in ("mp3", "aac", "ac3", "eac3", "amr", "mpeg", "mpegts", "gsm", "g722", "dts", "loas"):
+        return None
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    if container.duration is not None and len(container.streams) == 1:
+        return float(container.duration / av.time_base)
+    return None
+
+
+def _hidden_bytes(file: BinaryIO, container: InputContainer, stream: AudioStream, seconds: float) -> int:
+    """Bytes of an uncompressed file that its header doesn't count in: joined files, or a header written too early."""
+    if container.format.name not in ("wav", "aiff", "au", "w64") or not stream.bit_rate or not seconds:
+        return 0
+    size = file.seek(0, 2)
+    hidden = int(size - seconds * stream.bit_rate / 8)
+    return hidden if hidden > HIDDEN_SHARE * size else 0

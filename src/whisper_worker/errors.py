@@ -1,0 +1,90 @@
+"""What can go wrong, as the caller reads it: a code for programs and a sentence for people.
+
+Every failure that a caller can meet is a class here. The rest of the worker raises them (foreign errors are
+translated where they appear, `from` their cause); `service.py` alone turns them into replies.
+"""
+
+from typing import ClassVar
+
+
+class WorkerError(Exception):
+    """A failure to tell the caller about. `str(error)` is the sentence; it must hold no path, trace or URL query."""
+
+    code: ClassVar[str]
+
+    @property
+    def reply(self) -> dict[str, str]:
+        """The handler's output. One string: the SDK drops errors of any other type."""
+        return {"error": f"{self.code}: {self}"}
+
+
+class BadInput(WorkerError):
+    """The request can't be understood, or asks for something that can't be done."""
+
+    code = "BAD_INPUT"
+
+
+class DownloadRefused(WorkerError):
+    """The URL leads to an address this worker must not visit."""
+
+    code = "DOWNLOAD_REFUSED"
+
+
+class DownloadFailed(WorkerError):
+    """The URL is allowed, but its file couldn't be had."""
+
+    code = "DOWNLOAD_FAILED"
+
+
+class TooLarge(WorkerError):
+    """The file has more bytes than the operator allows."""
+
+    code = "TOO_LARGE"
+
+
+class TimedOut(WorkerError):
+    """The download or the whole job took longer than the operator allows."""
+
+    code = "TIMEOUT"
+
+
+class NotAudio(WorkerError):
+    """The bytes are no audio or video file that can be read."""
+
+    code = "NOT_AUDIO"
+
+
+class NoAudioStream(WorkerError):
+    """A readable media file without sound."""
+
+    code = "NO_AUDIO_STREAM"
+
+
+class TooLong(WorkerError):
+    """The audio has more seconds than the operator allows."""
+
+    code = "TOO_LONG"
+
+
+class UnknownModel(WorkerError):
+    """The request names a model that this worker does not serve."""
+
+    code = "UNKNOWN_MODEL"
+
+
+class OutOfMemory(WorkerError):
+    """The device ran out of memory while it transcribed."""
+
+    code = "OUT_OF_MEMORY"
+
+
+class ResultTooLarge(WorkerError):
+    """The reply has more bytes than the platform takes; sent anyway, it would be lost without a word."""
+
+    code = "RESULT_TOO_LARGE"
+
+
+class InternalError(WorkerError):
+    """Something we did not foresee. The log has the whole of it, under the job's id."""
+
+    code = "INTERNAL"

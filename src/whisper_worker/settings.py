@@ -1,0 +1,170 @@
+"""What the operator chose: the environment, read once into a frozen object. Every key is explained here and nowhere else.
+
+`python -m whisper_worker.settings` prints the README's table.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+MiB = 1024**2
+GiB = 1024**3
+
+
+class SettingsError(Exception):
+    """The environment can't be used. The text is one line that names each key at fault."""
+
+
+Count = Annotated[int, Field(ge=1, le=1024)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=1)]
+UpperCase = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
+
+
+class Settings(BaseModel):
+    """One field for each environment variable, under its name in lower case. None: chosen at start."""
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str | None = Field(
+        None,
+        min_length=1,
+        description="The model to serve: a size (`tiny` … `large-v3`, `turbo`, `distil-large-v3` …), a CTranslate2 "
+        "repository on the Hugging Face hub, a folder, or `bundled`. Default: `bundled`, the demo model (tiny.en), where "
+        "it is installed",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
+    compute_type: Literal[
+        "auto",
+        "default",
+        "int8",
+        "int8_float16",
+        "int8_bfloat16",
+        "int8_float32",
+        "int16",
+        "float16",
+        "bfloat16",
+        "float32",
+    ] = Field("auto", description="Number format of the weights; `auto`: `int8` on a CPU, `float16` on a GPU")
+    inter_threads: Count | None = Field(
+        None,
+        description="Jobs that decode at the same moment: the model's `num_workers` and the size of the thread pool that "
+        "calls it. Default: the cores on a CPU, 1 on a GPU",
+    )
+    intra_threads: Count | None = Field(
+        None, description="CPU threads inside one decoding job. Default: 1 on a CPU, 4 on a GPU (where few are used)"
+    )
+    job_concurrency: Count | None = Field(
+        None,
+        description="Jobs in flight, those that download or wait included. Default: 2 × `INTER_THREADS` + 2",
+    )
+    media_threads: Count | None = Field(
+        None, description="Threads that decode audio and look for speech. Default: the cores, at most `JOB_CONCURRENCY`"
+    )
+    max_download_bytes: Bytes = Field(1 * GiB, description="Largest file that is downloaded")
+    download_timeout_s: Seconds = Field(300, description="Longest download, retries included")
+    download_attempts: Annotated[int, Field(ge=1, le=10)] = Field(
+        3, description="Tries for one download; another is made after a lost connection, HTTP 429 and HTTP 5xx"
+    )
+    max_redirects: Annotated[int, Field(ge=0, le=20)] = Field(5, description="Redirects that a download follows")
+    max_base64_bytes: Bytes = Field(20 * MiB, description="Longest `audio_base64`, in characters")
+    max_audio_s: Seconds = Field(
+        2 * 3600, description="Longest audio. An hour takes about 3.5 GB of memory while its features are made"
+    )
+    job_timeout_s: Seconds = Field(3600, description="Longest job, from being taken to its reply")
+    max_inline_bytes: Bytes = Field(8_000_000, description="Largest reply; RunPod loses those over 10 MB")
+    allow_local_files: bool | None = Field(
+        None, description="Accept a path of the worker's own disk as `audio`. Default: only off RunPod"
+    )
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], UpperCase] = Field(
+        "INFO", description="Which of the worker's log lines are printed"
+    )
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> "Settings":
+        """The settings in `env`. An empty value counts as absent.
+
+        Raises SettingsError that names every key with a value that can't be used, not just the first.
+        """
+        present = {name: env.get(name.upper(), "").strip() for name in cls.model_fields}
+        try:
+            settings = cls.model_validate({name: value for name, value in present.items() if value})
+        except ValidationError as error:
+            problems = (f"{str(e['loc'][0]).upper()}={e['input']!r}: {e['msg']}" for e in error.errors())
+            raise SettingsError("; ".join(problems)) from None
+        if settings.allow_local_files is None:
+            settings = settings.model_copy(update={"allow_local_files": not on_runpod(env)})
+        return settings
+
+
+def on_runpod(env: Mapping[str, str]) -> bool:
+    """True on RunPod's machines, where callers are strangers."""
+    return any(env.get(key) for key in ("RUNPOD_WEBHOOK_GET_JOB", "RUNPOD_ENDPOINT_ID", "RUNPOD_POD_ID"))
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How the machine is shared out; see README, "How many jobs at once"."""
+
+    inter: int
+    intra: int
+    jobs: int
+    media: int
+    warning: str | None = None
+
+    @classmethod
+    def plan(cls, settings: Settings, device: str, cores: int) -> "Threads":
+        """The operator's numbers, and for those not given the defaults for this device and so many cores."""
+        on_cpu = device == "cpu"
+        inter = settings.inter_threads or (max(cores // (settings.intra_threads or 1), 1) if on_cpu else 1)
+        intra = settings.intra_threads or (1 if on_cpu else 4)
+        jobs = settings.job_concurrency or 2 * inter + 2
+        warning = None
+        if on_cpu and inter * intra > cores:
+            warning = f"INTER_THREADS {inter} × INTRA_THREADS {intra} = {inter * intra} threads on {cores} cores"
+        return cls(
+            inter=inter,
+            intra=intra,
+            jobs=jobs,
+            media=settings.media_threads or min(cores, jobs),
+            warning=warning,
+        )
+
+
+def available_cores(env: Mapping[str, str] = os.environ, cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """The cores this process may really use: a container on RunPod sees all those of its host, but is given a few."""
+    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        limits.append(ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        pass  # no version 2 cgroup, or "max": no limit
+    if (given := env.get("RUNPOD_CPU_COUNT", "")).isdigit():
+        limits.append(int(given))
+    return max(min(limits), 1)
+
+
+def markdown_table() -> str:
+    """The README's table of settings."""
+    rows = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default is None else f"`{field.default}`"
+        rows.append(f"| `{name.upper()}` | {_type_name(field.annotation)} | {default} | {field.description} |")
+    return "\n".join(rows)
+
+
+def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice}`" for choice in get_args(annotation))
+    if get_origin(annotation) is Annotated or (get_args(annotation) and type(None) in get_args(annotation)):
+        return _type_name(next(part for part in get_args(annotation) if part is not type(None)))
+    return {str: "text", int: "whole number", float: "number", bool: "true or false"}[annotation]
+
+
+if __name__ == "__main__":
+    print(markdown_table())

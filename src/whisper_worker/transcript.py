@@ -1,0 +1,75 @@
+"""What the worker makes: words, segments, a transcript. Plain values, all times in seconds of the caller's file."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word with the punctuation that sticks to it; `word` keeps the leading space of the model's token."""
+
+    word: str
+    start: float
+    end: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of text between two timestamps of the model, with the figures of the window it came from.
+
+    `id` counts from 1. `seek` is the window's place in the audio that the model heard, in frames of 10 ms. `tokens`
+    are those of the model's vocabulary, timestamp tokens included. `words` is None unless they were asked for.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    words: tuple[Word, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """All segments of one file in order. Without speech there are none, and the language is None."""
+
+    segments: tuple[Segment, ...]
+    language: str | None
+    language_probability: float | None
+
+
+NOTHING_SAID = Transcript(segments=(), language=None, language_probability=None)
+
+
+def within(segments: Iterable[Segment], duration: float) -> tuple[Segment, ...]:
+    """The segments that lie inside a file of `duration` seconds, in order, numbered again from 1.
+
+    The model believes in windows of 30 s: on short files it gives ends, even whole segments, past the end of the
+    audio. Such ends are clamped, such segments dropped, and `start <= end` holds for segments and words alike.
+    """
+    kept: list[Segment] = []
+    for segment in sorted(segments, key=lambda s: s.start):
+        if segment.start >= duration:
+            continue
+        start, end = _clamp(segment.start, segment.end, duration)
+        words = segment.words and tuple(_word_within(word, duration) for word in segment.words)
+        kept.append(replace(segment, id=len(kept) + 1, start=start, end=end, words=words))
+    return tuple(kept)
+
+
+def _word_within(word: Word, duration: float) -> Word:
+    start, end = _clamp(word.start, word.end, duration)
+    return replace(word, start=start, end=end)
+
+
+def _clamp(start: float, end: float, duration: float) -> tuple[float, float]:
+    """Both times rounded once, to the millisecond, and never past the end (rounded down, lest rounding pass it)."""
+    last = int(duration * 1000) / 1000
+    start = min(max(round(start, 3), 0.0), last)
+    return start, min(max(round(end, 3), start), last)
