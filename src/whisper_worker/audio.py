@@ -1,12 +1,13 @@
 """A media file → mono samples at 16 kHz, with limits, and nothing else: no other file or address is ever opened.
 
 The decoding is our own, packet by packet: faster-whisper's `decode_audio` drops the rest of a file after one damaged
-frame, follows playlists, and knows no limit. FFmpeg comes with PyAV; no ffmpeg program is needed. Runs on the media pool.
+frame, follows playlists, and knows no limit. FFmpeg comes with PyAV: no ffmpeg program is needed. Runs on the media
+pool.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, NoReturn
+from typing import IO, NoReturn
 
 import av
 import numpy as np
@@ -34,7 +35,7 @@ CONTAINERS = (
 # Formats without any header, which content can't tell. Only the name a caller gave says what they are.
 HEADERLESS = {"g722": "g722", "722": "g722"}
 
-# First bytes of what people send instead of audio. FFmpeg would call most of them "invalid data", and find the MP3 in a ZIP.
+# First bytes of what people send instead of audio. FFmpeg calls most of them "invalid data", finds the MP3 in a ZIP.
 LOOKS_LIKE = (
     (b"PK\x03\x04", "a ZIP archive"),
     (b"\x1f\x8b", "a gzip archive"),
@@ -73,7 +74,7 @@ class Audio:
         return len(self.samples) / SAMPLE_RATE
 
 
-def decode(file: BinaryIO, stop: Stop, *, max_seconds: float, extension: str = "") -> Audio:
+def decode(file: IO[bytes], stop: Stop, *, max_seconds: float, extension: str = "") -> Audio:
     """Decode the default audio stream of `file` (seekable; read only, and not closed).
 
     `extension` is that of the caller's name for it, in lower case without the dot; only formats without a header need
@@ -135,7 +136,8 @@ class _Decoded:
         if self.damaged:
             yield f"{self.damaged} damaged packets of audio were skipped"
         if self.expected_s is not None and self.expected_s - seconds > max(SHORT_BY_S, 0.02 * self.expected_s):
-            yield f"the file announces {self.expected_s:.1f} s of audio but holds {seconds:.1f} s: it is cut off or damaged"
+            announced = f"the file announces {self.expected_s:.1f} s of audio but holds {seconds:.1f} s"
+            yield f"{announced}: it is cut off or damaged"
         if self.hidden_bytes:
             yield f"the file's header leaves out {self.hidden_bytes} bytes behind the audio, which may hold more of it"
 
@@ -145,10 +147,10 @@ def _within_range(samples: Samples) -> Samples:
     if not len(samples) or max(samples.max(), -samples.min()) <= 1.0:
         return samples
     loud = float(np.percentile(np.abs(samples), 99.9))
-    return np.clip(samples / max(loud, 1.0), -1.0, 1.0).astype(np.float32, copy=False)
+    return np.asarray(np.clip(samples / max(loud, 1.0), -1.0, 1.0), np.float32)
 
 
-def _decode(file: BinaryIO, stop: Stop, max_seconds: float, extension: str, channel: int | None) -> _Decoded:
+def _decode(file: IO[bytes], stop: Stop, max_seconds: float, extension: str, channel: int | None) -> _Decoded:
     decoded = _Decoded(channel)
     with _open(file, extension) as container:
         stream = _audio_stream(container)
@@ -171,7 +173,7 @@ def _decode(file: BinaryIO, stop: Stop, max_seconds: float, extension: str, chan
     return decoded
 
 
-def _open(file: BinaryIO, extension: str) -> InputContainer:
+def _open(file: IO[bytes], extension: str) -> InputContainer:
     file.seek(0)
     head = file.read(64)
     file.seek(0)
@@ -192,10 +194,11 @@ def _open(file: BinaryIO, extension: str) -> InputContainer:
         raise _not_audio(file) from error
 
 
-def _open_as(file: BinaryIO, demuxer: str | None) -> InputContainer:
+def _open_as(file: IO[bytes], demuxer: str | None) -> InputContainer:
     file.seek(0)
     return av.open(
         _Nameless(file),
+        "r",
         format=demuxer,
         options={"format_whitelist": CONTAINERS, "protocol_whitelist": "none"},
         metadata_errors="ignore",
@@ -206,16 +209,16 @@ def _open_as(file: BinaryIO, demuxer: str | None) -> InputContainer:
 class _Nameless:
     """The file without its name: FFmpeg guesses formats by extension, and puts names into its messages."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.read, self.seek, self.tell = file.read, file.seek, file.tell
 
 
-def _refuse_to_open(url: str, flags: int, options: dict[str, str]) -> NoReturn:
-    """FFmpeg asks for this when a file names another one."""
+def _refuse_to_open(*_: object) -> NoReturn:
+    """FFmpeg asks this for each further file that a file names."""
     raise PermissionError("a media file may not open another")
 
 
-def _not_audio(file: BinaryIO) -> NotAudio:
+def _not_audio(file: IO[bytes]) -> NotAudio:
     """FFmpeg's own messages are left out: they hold paths, and say "invalid data" of everything."""
     file.seek(0)
     try:
@@ -234,7 +237,7 @@ def _audio_stream(container: InputContainer) -> AudioStream:
     return next(marked, streams[0])
 
 
-def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) -> Iterator[Packet]:
+def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) -> Iterator[Packet[AudioStream]]:
     """All packets, the empty last one that flushes the decoder included. A broken place is skipped and counted."""
     broken = 0
     while broken < MAX_BROKEN_READS:
@@ -248,13 +251,13 @@ def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) 
             decoded.damaged += 1
 
 
-def _frames(packet: Packet, decoded: _Decoded) -> list[AudioFrame]:
+def _frames(packet: Packet[AudioStream], decoded: _Decoded) -> list[AudioFrame]:
     try:
         frames = packet.decode()
     except av.FFmpegError:
         decoded.damaged += 1
         return []
-    return [frame for frame in frames if isinstance(frame, AudioFrame) and frame.samples]
+    return [frame for frame in frames if frame.samples]
 
 
 class _Resampler:
@@ -293,7 +296,7 @@ class _Resampler:
     def _resample(self, frame: AudioFrame | None) -> Iterator[Samples]:
         assert self._resampler is not None
         for resampled in self._resampler.resample(frame):
-            yield resampled.to_ndarray()
+            yield np.asarray(resampled.to_ndarray(), np.float32)
 
 
 def _expected_s(container: InputContainer, stream: AudioStream) -> float | None:
@@ -307,7 +310,7 @@ def _expected_s(container: InputContainer, stream: AudioStream) -> float | None:
     return None
 
 
-def _hidden_bytes(file: BinaryIO, container: InputContainer, stream: AudioStream, seconds: float) -> int:
+def _hidden_bytes(file: IO[bytes], container: InputContainer, stream: AudioStream, seconds: float) -> int:
     """Bytes of an uncompressed file that its header doesn't count in: joined files, or a header written too early."""
     if container.format.name not in ("wav", "aiff", "au", "w64") or not stream.bit_rate or not seconds:
         return 0

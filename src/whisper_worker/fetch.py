@@ -8,8 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import requests
@@ -39,8 +38,8 @@ class _Lost(Exception):
     """This try failed in a way that the next may not."""
 
 
-def download(url: str, to: Path, limits: DownloadLimits, stop: Stop) -> None:
-    """Write the file at `url` to `to`.
+def download(url: str, to: IO[bytes], limits: DownloadLimits, stop: Stop) -> None:
+    """Write the file at `url` to `to`, from its beginning.
 
     Raises DownloadRefused (address, scheme), DownloadFailed (status, connection), TooLarge, TimedOut (the total
     time, not that of one read), or Stopped soon after `stop` is set.
@@ -48,7 +47,8 @@ def download(url: str, to: Path, limits: DownloadLimits, stop: Stop) -> None:
     deadline = time.monotonic() + limits.timeout_s
     for attempt in range(1, limits.attempts + 1):
         try:
-            return _attempt(url, to, limits, deadline, stop)
+            _attempt(url, to, limits, deadline, stop)
+            return
         except _Lost as lost:
             pause_s = FIRST_PAUSE_S * 2 ** (attempt - 1)
             if attempt == limits.attempts or time.monotonic() + pause_s >= deadline:
@@ -68,7 +68,7 @@ def timed_out(url: str, limits: DownloadLimits) -> TimedOut:
     return TimedOut(f"{without_secrets(url)}: not downloaded within {limits.timeout_s:g} s")
 
 
-def _attempt(url: str, to: Path, limits: DownloadLimits, deadline: float, stop: Stop) -> None:
+def _attempt(url: str, to: IO[bytes], limits: DownloadLimits, deadline: float, stop: Stop) -> None:
     with _open(url, limits, deadline) as response:
         if response.status_code == 429 or response.status_code >= 500:
             raise _Lost(f"the server answered HTTP {response.status_code}")
@@ -78,12 +78,13 @@ def _attempt(url: str, to: Path, limits: DownloadLimits, deadline: float, stop: 
         expected = int(declared) if declared.isdigit() else None
         if expected is not None and expected > limits.max_bytes:
             raise TooLarge(f"the file has {expected} bytes, {limits.max_bytes} are allowed")
-        with to.open("wb") as file:
-            for data in _received(response.raw, url, limits, deadline):
-                stop.check()
-                file.write(data)
-                if file.tell() > limits.max_bytes:
-                    raise TooLarge(f"the file has more than the {limits.max_bytes} bytes that are allowed")
+        to.seek(0)
+        to.truncate()
+        for data in _received(response.raw, url, limits, deadline):
+            stop.check()
+            to.write(data)
+            if to.tell() > limits.max_bytes:
+                raise TooLarge(f"the file has more than the {limits.max_bytes} bytes that are allowed")
         if expected is not None and response.raw.tell() < expected:
             raise _Lost(f"the connection ended after {response.raw.tell()} of {expected} bytes")
 
@@ -106,13 +107,14 @@ def _open(url: str, limits: DownloadLimits, deadline: float) -> requests.Respons
     _check_time(url, limits, deadline)
     patience_s = min(STALL_S, max(deadline - time.monotonic(), 0.1))
     try:
-        return safe_get(
+        response: requests.Response = safe_get(
             url,
-            timeout=patience_s,  # type: ignore[arg-type]  # annotated int, handed on to requests as it is
+            timeout=patience_s,
             headers=HEADERS,
             max_bytes=NO_LIMIT,
             max_redirects=limits.max_redirects,
         )
+        return response
     except SSRFError as error:
         if isinstance(error.__cause__, socket.gaierror):
             raise _Lost("the host's name can't be resolved") from error

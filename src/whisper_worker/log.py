@@ -10,6 +10,8 @@ import os
 import sys
 from typing import Any
 
+DEBUG, INFO, WARNING, ERROR = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
+
 _logger = logging.getLogger("whisper_worker")
 
 
@@ -21,14 +23,14 @@ def configure(level: str) -> None:
     _logger.setLevel(level)
 
 
-def event(name: str, *, job: str | None = None, level: int = logging.INFO, error: bool = False, **fields: Any) -> None:
-    """Log one event. With `error`, the exception being handled is logged in full."""
+def event(name: str, *, job: str | None = None, level: int = INFO, trace: bool = False, **fields: Any) -> None:
+    """Log one event. With `trace`, the exception being handled is logged in full."""
     if not _logger.isEnabledFor(level):
         return
     parts = [f"event={name}"]
     parts += [f"job={job}"] if job else []
     parts += [f"{key}={_value(value)}" for key, value in fields.items() if value is not None]
-    _logger.log(level, " ".join(parts), exc_info=error, extra={"job": job})
+    _logger.log(level, " ".join(parts), exc_info=trace, extra={"job": job})
 
 
 def _value(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the operator chose: the environment, read once into a frozen object. Every key is explained here and nowhere else.
+"""What the operator chose: the environment, read once into a frozen object. Every key is explained here.
 
 `python -m whisper_worker.settings` prints the README's table.
 """
@@ -35,8 +35,8 @@ class Settings(BaseModel):
         None,
         min_length=1,
         description="The model to serve: a size (`tiny` … `large-v3`, `turbo`, `distil-large-v3` …), a CTranslate2 "
-        "repository on the Hugging Face hub, a folder, or `bundled`. Default: `bundled`, the demo model (tiny.en), where "
-        "it is installed",
+        "repository on the Hugging Face hub, a folder, or `bundled`. Default: `bundled`, the demo model (tiny.en), "
+        "where it is installed",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
     compute_type: Literal[
@@ -53,8 +53,8 @@ class Settings(BaseModel):
     ] = Field("auto", description="Number format of the weights; `auto`: `int8` on a CPU, `float16` on a GPU")
     inter_threads: Count | None = Field(
         None,
-        description="Jobs that decode at the same moment: the model's `num_workers` and the size of the thread pool that "
-        "calls it. Default: the cores on a CPU, 1 on a GPU",
+        description="Jobs that decode at the same moment: the model's `num_workers` and the size of the thread pool "
+        "that calls it. Default: the cores on a CPU, 1 on a GPU",
     )
     intra_threads: Count | None = Field(
         None, description="CPU threads inside one decoding job. Default: 1 on a CPU, 4 on a GPU (where few are used)"

@@ -1,0 +1,11 @@
+"""The door: `python handler.py` runs the worker. Importing this file starts nothing."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "src"))  # works without being installed, as RunPod's tools start it
+
+from whisper_worker.runpod_io import main
+
+if __name__ == "__main__":
+    main()
