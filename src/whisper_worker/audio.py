@@ -237,7 +237,7 @@ def _audio_stream(container: InputContainer) -> AudioStream:
     return next(marked, streams[0])
 
 
-def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) -> Iterator[Packet[AudioStream]]:
+def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) -> "Iterator[Packet[AudioStream]]":
     """All packets, the empty last one that flushes the decoder included. A broken place is skipped and counted."""
     broken = 0
     while broken < MAX_BROKEN_READS:
@@ -251,7 +251,7 @@ def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) 
             decoded.damaged += 1
 
 
-def _frames(packet: Packet[AudioStream], decoded: _Decoded) -> list[AudioFrame]:
+def _frames(packet: "Packet[AudioStream]", decoded: _Decoded) -> list[AudioFrame]:
     try:
         frames = packet.decode()
     except av.FFmpegError:
