@@ -57,8 +57,10 @@ MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; outside, a small file becomes huge,
 GROUP_S = 1.0  # seconds resampled at once: a call for each packet would cost more than the decoding
 MAX_BROKEN_READS = 1_000  # in a row, before a container counts as ended
 CANCELLED = 0.1  # a mix this much quieter (amplitude) than its loudest channel has cancelled itself out
-SHORT_BY_S = 1.0  # missing seconds that are worth a warning; containers often announce a little more
+SHORT_BY_S, SHORT_BY_SHARE = 0.3, 0.005  # missing seconds worth a warning; containers often announce a little more
 HIDDEN_SHARE = 0.5  # share of an uncompressed file that its header doesn't account for, worth a warning
+MIN_HIDDEN_BYTES = 10_000  # tags are no audio
+MAX_OGG_PAGE = 65_307  # bytes
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class _Decoded:
         self.damaged = 0
         self.expected_s: float | None = None
         self.hidden_bytes = 0
+        self.ends_early = False
         self._mix_energy = 0.0
         self._channel_energy = np.zeros(0)
 
@@ -135,9 +138,13 @@ class _Decoded:
         seconds = self.samples / SAMPLE_RATE
         if self.damaged:
             yield f"{self.damaged} damaged packets of audio were skipped"
-        if self.expected_s is not None and self.expected_s - seconds > max(SHORT_BY_S, 0.02 * self.expected_s):
+        if self.expected_s is not None and self.expected_s - seconds > max(
+            SHORT_BY_S, SHORT_BY_SHARE * self.expected_s
+        ):
             announced = f"the file announces {self.expected_s:.1f} s of audio but holds {seconds:.1f} s"
             yield f"{announced}: it is cut off or damaged"
+        if self.ends_early:
+            yield "the file ends without its end-of-stream mark: it may be cut off"
         if self.hidden_bytes:
             yield f"the file's header leaves out {self.hidden_bytes} bytes behind the audio, which may hold more of it"
 
@@ -169,6 +176,7 @@ def _decode(file: IO[bytes], stop: Stop, max_seconds: float, extension: str, cha
         if decoded.samples > max_seconds * SAMPLE_RATE:
             raise TooLong(f"the audio is longer than the {max_seconds:g} s that are allowed")
         decoded.expected_s = _expected_s(container, stream)
+        decoded.ends_early = container.format.name == "ogg" and not _has_last_ogg_page(file)
         decoded.hidden_bytes = _hidden_bytes(file, container, stream, decoded.samples / SAMPLE_RATE)
     return decoded
 
@@ -279,7 +287,7 @@ class _Resampler:
                 raise NotAudio(f"the audio has {frame.sample_rate} samples a second")
             self._kind = kind
             self._waiting = AudioFifo()
-            self._resampler = AudioResampler(format="fltp", layout=frame.layout, rate=SAMPLE_RATE)
+            self._resampler = AudioResampler(format="flt", layout=frame.layout, rate=SAMPLE_RATE)
         frame.pts = None  # the FIFO insists on unbroken timestamps; real files have gaps
         self._waiting.write(frame)
         if self._waiting.samples >= GROUP_S * frame.sample_rate:
@@ -296,7 +304,9 @@ class _Resampler:
     def _resample(self, frame: AudioFrame | None) -> Iterator[Samples]:
         assert self._resampler is not None
         for resampled in self._resampler.resample(frame):
-            yield np.asarray(resampled.to_ndarray(), np.float32)
+            # Interleaved: PyAV reads a planar frame of more than 8 channels past its pointers, and the process dies.
+            interleaved = np.asarray(resampled.to_ndarray(), np.float32)
+            yield interleaved.reshape(resampled.samples, -1).T
 
 
 def _expected_s(container: InputContainer, stream: AudioStream) -> float | None:
@@ -310,10 +320,19 @@ def _expected_s(container: InputContainer, stream: AudioStream) -> float | None:
     return None
 
 
+def _has_last_ogg_page(file: IO[bytes]) -> bool:
+    """An Ogg file announces no length, but marks its last page (RFC 3533, section 6)."""
+    size = file.seek(0, 2)
+    file.seek(max(size - MAX_OGG_PAGE, 0))
+    tail = file.read()
+    page = tail.rfind(b"OggS")
+    return page >= 0 and page + 5 < len(tail) and bool(tail[page + 5] & 4)
+
+
 def _hidden_bytes(file: IO[bytes], container: InputContainer, stream: AudioStream, seconds: float) -> int:
     """Bytes of an uncompressed file that its header doesn't count in: joined files, or a header written too early."""
     if container.format.name not in ("wav", "aiff", "au", "w64") or not stream.bit_rate or not seconds:
         return 0
     size = file.seek(0, 2)
     hidden = int(size - seconds * stream.bit_rate / 8)
-    return hidden if hidden > HIDDEN_SHARE * size else 0
+    return hidden if hidden > max(HIDDEN_SHARE * size, MIN_HIDDEN_BYTES) else 0

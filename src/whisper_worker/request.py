@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from whisper_worker.errors import BadInput
 from whisper_worker.languages import language_code
@@ -140,6 +149,13 @@ class Request(BaseModel):
     enable_vad: bool = Field(True, description="Leave out what voice activity detection takes for no speech")
     word_timestamps: bool = Field(False, description="Add `word_timestamps`, each word with its times")
 
+    @model_validator(mode="after")
+    def _beams_left(self) -> "Request":
+        """CTranslate2's condition for beam search; it would fail in the middle of the job."""
+        if self.beam_size * self.patience < 1:
+            raise ValueError("patience: beam_size × patience must be at least 1")
+        return self
+
     @property
     def temperatures(self) -> list[float]:
         """The temperatures tried in turn on a window, from `temperature` upwards to 1."""
@@ -177,4 +193,4 @@ def _explain(detail: dict[str, Any]) -> str:
     reason = detail["msg"].removeprefix("Value error, ")
     if isinstance(detail["input"], str) and detail["type"].startswith(("int", "float", "bool")):
         reason += ", without quotes"
-    return f"{field}: {reason}"
+    return f"{field}: {reason}" if field else reason

@@ -221,8 +221,8 @@ class Service:
 
     def close(self) -> None:
         """End the threads, then free the model. Jobs should have ended."""
-        for pool in (self._io, self._media):
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._io.shutdown(wait=False)  # files may still wait there to be closed
+        self._media.shutdown(wait=False, cancel_futures=True)
         self._model.shutdown(wait=True, cancel_futures=True)
         self._engine.close()
 

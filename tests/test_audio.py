@@ -1,0 +1,374 @@
+"""Decoding: what real and hostile media do to `audio.decode`."""
+
+import io
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from media import (
+    RATE,
+    alike,
+    encode,
+    noise,
+    pcm,
+    silence,
+    speech,
+    subtitles_only,
+    video_without_sound,
+    wav,
+)
+
+from whisper_worker import audio
+from whisper_worker.audio import Audio, decode
+from whisper_worker.errors import NoAudioStream, NotAudio, TooLong
+from whisper_worker.stop import Stop, Stopped
+
+
+def heard(file: bytes, *, extension: str = "", max_seconds: float = 60) -> Audio:
+    decoded = decode(io.BytesIO(file), Stop(), max_seconds=max_seconds, extension=extension)
+    assert decoded.samples.dtype == np.float32
+    assert decoded.samples.ndim == 1
+    assert np.isfinite(decoded.samples).all()
+    assert not len(decoded.samples) or np.abs(decoded.samples).max() <= 1
+    return decoded
+
+
+def both_sides(left: audio.Samples, right: audio.Samples) -> audio.Samples:
+    return np.stack([left, right], axis=1)
+
+
+FORMATS = {
+    "mp3": ("mp3", "libmp3lame", 44_100),
+    "m4a": ("ipod", "aac", 44_100),
+    "mp4": ("mp4", "aac", 48_000),
+    "ogg": ("ogg", "libopus", 48_000),
+    "webm": ("webm", "libopus", 48_000),
+    "flac at 96 kHz": ("flac", "flac", 96_000),
+    "wav at 8 kHz": ("wav", "pcm_s16le", 8_000),
+    "wav at 11025 Hz, 24 bit": ("wav", "pcm_s24le", 11_025),
+    "aac": ("adts", "aac", 44_100),
+    "ac3": ("ac3", "ac3", 48_000),
+    "mpeg transport stream": ("mpegts", "aac", 48_000),
+    "avi": ("avi", "mp3", 44_100),
+    "flv": ("flv", "aac", 44_100),
+    "aiff": ("aiff", "pcm_s16be", 22_050),
+    "au": ("au", "pcm_s16be", 8_000),
+    "caf": ("caf", "alac", 44_100),
+    "amr": ("amr", "libopencore_amrnb", 8_000),
+    "matroska": ("matroska", "libopus", 48_000),
+}
+
+
+@pytest.mark.parametrize(("container", "codec", "rate"), FORMATS.values(), ids=FORMATS.keys())
+def test_formats_decode_to_the_same_speech(container: str, codec: str, rate: int) -> None:
+    decoded = heard(encode(container, codec, [speech()], rate=rate))
+    assert decoded.duration == pytest.approx(len(speech()) / RATE, abs=0.06)
+    assert alike(decoded.samples, speech()) > 0.9
+    assert decoded.warnings == ()
+
+
+def test_a_format_without_header_is_known_by_its_extension_alone() -> None:
+    g722 = encode("g722", "g722", [speech()], rate=16_000)
+    assert alike(heard(g722, extension="g722").samples, speech()) > 0.9
+    with pytest.raises(NotAudio):
+        heard(g722)
+
+
+NOT_AUDIO = {
+    "empty": (b"", "empty"),
+    "text named .mp3": (b"good morning to you all\n" * 9, "text"),
+    "HTML": (b"\n <!DOCTYPE html><html><body>log in</body></html>", "HTML"),
+    "JSON": (b'{"error": "expired"}', "JSON"),
+    "subtitles": (b"1\n00:00:01,000 --> 00:00:02,000\nHello\n\n", "text"),
+    "a picture": (b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(99), "JPEG"),
+    "a ZIP that holds an MP3": (b"PK\x03\x04" + encode("mp3", "libmp3lame", [speech()], rate=44_100), "ZIP"),
+    "random bytes": (np.random.default_rng(0).bytes(100_000), "no audio"),
+    "mp4 without moov": (encode("mp4", "aac", [speech()])[:20_000], "no audio"),
+    "half a WAV header": (wav(pcm(speech()))[:30], "no audio"),
+    "0 samples a second": (wav(pcm(speech()), rate=0), "no audio"),
+    "1 sample a second": (wav(pcm(speech()), rate=1), "1 samples"),
+    "a billion samples a second": (wav(pcm(speech()), rate=1_000_000_000), "samples a second"),
+}
+
+
+@pytest.mark.parametrize(("file", "word"), NOT_AUDIO.values(), ids=NOT_AUDIO.keys())
+def test_what_is_no_audio_is_refused_and_named(file: bytes, word: str) -> None:
+    with pytest.raises(NotAudio, match=word):
+        heard(file)
+
+
+@pytest.mark.parametrize("make", [video_without_sound, subtitles_only])
+def test_media_without_sound_has_no_audio_stream(make: object) -> None:
+    assert callable(make)
+    with pytest.raises(NoAudioStream):
+        heard(make())
+
+
+@pytest.mark.parametrize(
+    "samples", [speech()[:0], speech()[:1], speech()[:160]], ids=["header only", "one sample", "10 ms"]
+)
+def test_next_to_nothing_decodes_to_next_to_nothing(samples: audio.Samples) -> None:
+    decoded = heard(wav(pcm(samples)))
+    assert len(decoded.samples) == len(samples)
+    assert decoded.warnings == ()
+
+
+def test_a_wav_cut_after_its_header_is_empty() -> None:
+    assert heard(wav(pcm(speech()))[:44]).duration == 0
+
+
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 1 << 30], ids=["zero", "4 GB", "1 GB"])
+def test_a_streamed_wav_header_promises_anything_and_all_is_decoded(size: int) -> None:
+    decoded = heard(wav(pcm(speech()), data_size=size, riff_size=size))
+    assert len(decoded.samples) == len(speech())
+
+
+def test_a_wav_header_that_leaves_samples_out_is_warned_about() -> None:
+    decoded = heard(wav(pcm(speech()), data_size=16_000))
+    assert decoded.duration == 0.5
+    assert "leaves out" in decoded.warnings[0]
+
+
+def test_joined_wav_files_give_the_first_and_a_warning() -> None:
+    decoded = heard(wav(pcm(speech())) * 2)
+    assert len(decoded.samples) == len(speech())
+    assert "leaves out" in decoded.warnings[0]
+
+
+def test_the_track_marked_as_default_is_taken() -> None:
+    tracks = [noise(4), speech()]
+    assert alike(heard(encode("matroska", "libopus", tracks, default=1)).samples, speech()) > 0.9
+    assert alike(heard(encode("matroska", "libopus", tracks[::-1], default=0)).samples, speech()) > 0.9
+
+
+def test_the_sound_of_a_video_is_decoded() -> None:
+    assert alike(heard(encode("mp4", "aac", [speech()], picture=True)).samples, speech()) > 0.9
+
+
+# --- channels
+
+
+def test_stereo_is_mixed() -> None:
+    decoded = heard(encode("ogg", "libopus", [both_sides(speech(), speech())]))
+    assert alike(decoded.samples, speech()) > 0.9
+    assert decoded.warnings == ()
+
+
+def test_one_silent_side_is_no_cancellation() -> None:
+    decoded = heard(wav(both_sides(silence(4.2)[: len(speech())], speech()[: int(4.2 * RATE)])))
+    assert alike(decoded.samples, speech()) > 0.9
+    assert decoded.warnings == ()
+
+
+def test_stereo_that_cancels_itself_out_falls_back_to_one_channel() -> None:
+    decoded = heard(wav(both_sides(speech() * 0.5, -speech() * 0.52)))
+    assert alike(decoded.samples, speech()) > 0.99
+    assert "only channel 1" in decoded.warnings[0]
+
+
+@pytest.mark.parametrize("channels", [3, 6, 8, 9, 16, 64])
+def test_any_number_of_channels_is_mixed(channels: int) -> None:
+    samples = np.repeat(speech()[:, None], channels, axis=1)
+    decoded = heard(wav(samples))
+    assert len(decoded.samples) == len(speech())
+    assert alike(decoded.samples, speech()) > 0.99
+
+
+# --- numbers
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_samples_that_are_no_numbers_do_not_spread(value: float) -> None:
+    samples = speech().copy()
+    samples[::4000] = value
+    assert alike(heard(wav(samples)).samples, speech()) > 0.99
+
+
+def test_nothing_but_nan_is_silence() -> None:
+    assert not heard(wav(np.full(RATE, np.nan, np.float32))).samples.any()
+
+
+@pytest.mark.parametrize("scale", [1.5, 1000.0, 1e30])
+def test_float_samples_that_are_too_loud_are_scaled_not_crushed(scale: float) -> None:
+    assert alike(heard(wav(speech() * np.float32(scale))).samples, speech()) > 0.99
+
+
+def test_one_absurd_sample_does_not_silence_the_rest() -> None:
+    samples = speech().copy()
+    samples[1000] = 1e20
+    assert alike(heard(wav(samples)).samples, speech()) > 0.9
+
+
+# --- damage
+
+
+def hurt(file: bytes, seed: int, places: int = 10) -> bytes:
+    """Random bytes changed in the middle of the file."""
+    rng = np.random.default_rng(seed)
+    damaged = bytearray(file)
+    for place in rng.integers(int(len(file) * 0.3), int(len(file) * 0.7), places):
+        damaged[place] = rng.integers(256)
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("container", "codec"), [("ipod", "aac"), ("adts", "aac"), ("mp3", "libmp3lame")])
+def test_damaged_packets_are_skipped_and_the_rest_is_kept(container: str, codec: str, seed: int) -> None:
+    decoded = heard(hurt(encode(container, codec, [speech()], rate=44_100), seed))
+    assert decoded.duration > 0.9 * len(speech()) / RATE
+    tail = speech()[int(0.75 * len(speech())) :]
+    assert alike(decoded.samples[-len(tail) :], tail) > 0.5  # what follows the damage is there
+
+
+def test_skipped_packets_are_counted_in_a_warning() -> None:
+    decoded = heard(hurt(encode("ipod", "aac", [speech()], rate=44_100), seed=0))
+    assert "damaged packets" in decoded.warnings[0]
+
+
+CUT = {
+    "flac": encode("flac", "flac", [speech()]),
+    "webm": encode("webm", "libopus", [speech()]),
+    "mp4 with its index first": encode("mp4", "aac", [speech()], options={"movflags": "faststart"}),
+    "ogg": encode("ogg", "libopus", [speech()]),
+}
+
+
+@pytest.mark.parametrize("file", CUT.values(), ids=CUT.keys())
+def test_a_file_that_is_cut_off_says_so(file: bytes) -> None:
+    assert heard(file).warnings == ()
+    decoded = heard(file[: len(file) // 2])
+    assert 0.5 < decoded.duration < 3
+    assert any("cut off" in warning for warning in decoded.warnings)
+
+
+def test_a_rate_and_layout_that_change_midway_lose_nothing() -> None:
+    stereo = encode("mp3", "libmp3lame", [both_sides(speech(), speech())], rate=44_100)
+    decoded = heard(stereo + encode("mp3", "libmp3lame", [speech()], rate=8_000))
+    assert decoded.duration == pytest.approx(2 * len(speech()) / RATE, abs=0.3)
+
+
+def test_chained_ogg_streams_are_all_decoded() -> None:
+    decoded = heard(encode("ogg", "libopus", [speech()]) * 2)
+    assert decoded.duration == pytest.approx(2 * len(speech()) / RATE, abs=0.1)
+
+
+def test_rubbish_before_an_mp3_is_skipped() -> None:
+    rubbish = np.random.default_rng(0).bytes(5000)
+    decoded = heard(rubbish + encode("mp3", "libmp3lame", [speech()], rate=44_100))
+    assert alike(decoded.samples, speech()) > 0.9
+
+
+# --- limits
+
+
+def test_a_small_file_that_holds_too_much_is_stopped_while_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    ten_minutes = encode("flac", "flac", [silence(600)], rate=16_000)
+    assert len(ten_minutes) < 200_000
+    added: list[int] = []
+    real = audio._Decoded.add
+    monkeypatch.setattr(audio._Decoded, "add", lambda *args: (added.append(1), real(*args)))
+    with pytest.raises(TooLong, match="10 s"):
+        heard(ten_minutes, max_seconds=10)
+    assert len(added) <= 12  # of 600 blocks of a second
+
+
+def test_audio_of_just_the_allowed_length_passes() -> None:
+    assert heard(wav(pcm(silence(2))), max_seconds=2).duration == 2
+    with pytest.raises(TooLong):
+        heard(wav(pcm(silence(2.01))), max_seconds=2)
+
+
+def test_decoding_ends_when_the_job_is_stopped() -> None:
+    stop = Stop()
+    stop.set()
+    with pytest.raises(Stopped):
+        decode(io.BytesIO(wav(pcm(speech()))), stop, max_seconds=60)
+
+
+# --- nothing but the given bytes is opened
+
+
+@pytest.fixture
+def knocked() -> Iterator[tuple[int, list[bytes]]]:
+    """A port on loopback, and what came in there."""
+    requests: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    requests.append(connection.recv(1000))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1], requests
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+PLAYLISTS = {
+    "hls": "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXT-X-MEDIA-SEQUENCE:0\n#EXTINF:4,\n{target}\n#EXT-X-ENDLIST\n",
+    "ffconcat": "ffconcat version 1.0\nfile '{target}'\n",
+    "sdp": "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio {port} RTP/AVP 0\n"
+    "a=control:{target}\n",
+    "dash": '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" '
+    'mediaPresentationDuration="PT4S" profiles="urn:mpeg:dash:profile:isoff-on-demand:2011"><Period><AdaptationSet '
+    'mimeType="audio/mp4"><Representation id="0" bandwidth="9"><BaseURL>{target}</BaseURL></Representation>'
+    "</AdaptationSet></Period></MPD>",
+    "smil of subtitles": '<window type="generic"><audio src="{target}"/></window>',
+    "image pattern": "{target}%03d.jpg",
+    "asx": '<asx version="3.0"><entry><ref href="{target}"/></entry></asx>',
+    "pls": "[playlist]\nFile1={target}\nNumberOfEntries=1\n",
+    "rtsp url": "RTSPtext\nrtsp://127.0.0.1:{port}/x\n",
+}
+
+
+@pytest.mark.parametrize("signatures", [True, False], ids=["as it is", "by the container list alone"])
+@pytest.mark.parametrize("as_file", [True, False], ids=["file", "bytes"])
+@pytest.mark.parametrize("where", ["other file", "relative name", "address"])
+@pytest.mark.parametrize("kind", PLAYLISTS)
+def test_a_playlist_in_disguise_reads_nothing_else(
+    kind: str,
+    where: str,
+    as_file: bool,
+    signatures: bool,
+    tmp_path: Path,
+    knocked: tuple[int, list[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port, requests = knocked
+    if not signatures:
+        monkeypatch.setattr(audio, "LOOKS_LIKE", ())
+    (tmp_path / "secret.wav").write_bytes(wav(pcm(speech())))
+    monkeypatch.chdir(tmp_path)
+    targets = {
+        "other file": str(tmp_path / "secret.wav"),
+        "relative name": "secret.wav",
+        "address": f"http://127.0.0.1:{port}/secret.wav",
+    }
+    text = PLAYLISTS[kind].format(target=targets[where], port=port).encode()
+    disguise = tmp_path / "song.mp3"
+    disguise.write_bytes(text)
+    with disguise.open("rb") if as_file else io.BytesIO(text) as file, pytest.raises(NotAudio):
+        decode(file, Stop(), max_seconds=60, extension="mp3")
+    assert requests == []
+
+
+def test_the_same_playlist_would_be_followed_without_the_container_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above could not fail if FFmpeg refused these by itself."""
+    import av
+
+    (tmp_path / "secret.wav").write_bytes(wav(pcm(speech())))
+    (tmp_path / "song.mp3").write_bytes(PLAYLISTS["ffconcat"].format(target="secret.wav").encode())
+    monkeypatch.chdir(tmp_path)
+    with av.open("song.mp3") as container:
+        assert sum(frame.samples for frame in container.decode(audio=0)) == len(speech())

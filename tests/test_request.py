@@ -1,0 +1,179 @@
+"""What a caller may send, and what they read when they may not."""
+
+from typing import Any
+
+import pytest
+from faster_whisper.tokenizer import _LANGUAGE_CODES
+
+from whisper_worker.errors import BadInput
+from whisper_worker.languages import LANGUAGES
+from whisper_worker.request import InputRules, Request, parse_request
+
+RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
+URL = "https://example.org/a.mp3"
+
+
+def parse(rules: InputRules = RULES, **given: Any) -> Request:
+    return parse_request(given, rules)
+
+
+def refusal(**given: Any) -> str:
+    with pytest.raises(BadInput) as caught:
+        parse(**{"audio": URL, **given})
+    return str(caught.value)
+
+
+OFFICIAL = {
+    "audio": URL,
+    "model": "large-v2",
+    "transcription": "plain text",
+    "translate": False,
+    "temperature": 0,
+    "best_of": 5,
+    "beam_size": 5,
+    "suppress_tokens": "-1",
+    "condition_on_previous_text": False,
+    "temperature_increment_on_fallback": 0.2,
+    "compression_ratio_threshold": 2.4,
+    "logprob_threshold": -1,
+    "no_speech_threshold": 0.6,
+}
+
+
+def test_the_official_workers_own_test_input_is_accepted_as_it_is() -> None:
+    request = parse_request(OFFICIAL, RULES)
+    assert request.transcription == "plain_text"
+    assert request.suppress_tokens == [-1]
+
+
+def test_all_fields_of_the_official_worker_exist() -> None:
+    others = {"audio_base64", "translation", "language", "patience", "length_penalty", "initial_prompt"}
+    assert set(OFFICIAL) | others | {"enable_vad", "word_timestamps"} == set(Request.model_fields)
+
+
+def test_null_counts_as_absent() -> None:
+    nothing = dict.fromkeys(Request.model_fields)
+    assert parse_request({**nothing, "audio": URL}, RULES) == parse(audio=URL)
+
+
+def test_whole_numbers_are_fine_where_fractions_are() -> None:
+    assert parse(audio=URL, temperature=1, patience=2).temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"temperature": 0}, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        ({"temperature": 0.5}, [0.5, 0.7, 0.9]),
+        ({"temperature": 1.0}, [1.0]),
+        ({"temperature_increment_on_fallback": 0}, [0.0]),
+        ({"temperature_increment_on_fallback": 0.3}, [0.0, 0.3, 0.6, 0.9]),
+        ({"temperature": 0.1, "temperature_increment_on_fallback": 0.45}, [0.1, 0.55, 1.0]),
+    ],
+)
+def test_temperatures_rise_to_one_at_most(given: dict[str, float], expected: list[float]) -> None:
+    assert parse(audio=URL, **given).temperatures == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("-1", [-1]), ("", []), ("50257, 11,", [50257, 11]), ([1, 2], [1, 2]), ([], [])],
+)
+def test_suppressed_tokens_come_as_text_or_list(given: Any, expected: list[int]) -> None:
+    assert parse(audio=URL, suppress_tokens=given).suppress_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("de", "de"), ("DE", "de"), (" German ", "de"), ("mandarin", "zh"), ("yue", "yue"), ("auto", None), (None, None)],
+)
+def test_languages_come_as_code_or_name(given: str | None, expected: str | None) -> None:
+    assert parse(audio=URL, language=given).language == expected
+
+
+def test_the_languages_are_those_of_whisper() -> None:
+    assert set(LANGUAGES) == set(_LANGUAGE_CODES)
+
+
+REFUSED = [
+    ({"language": "klingon"}, "language: is neither a code nor"),
+    ({"language": ""}, "language: is neither"),
+    ({"beam_size": 0}, "beam_size: Input should be greater than or equal to 1"),
+    ({"beam_size": 11}, "beam_size: "),
+    ({"beam_size": 2.5}, "beam_size: "),
+    ({"beam_size": True}, "beam_size: "),
+    ({"beam_size": "5"}, "beam_size: Input should be a valid integer, without quotes"),
+    ({"best_of": 11}, "best_of: "),
+    ({"temperature": -0.1}, "temperature: "),
+    ({"temperature": 1.1}, "temperature: "),
+    ({"temperature": "0"}, "temperature: Input should be a valid number, without quotes"),
+    ({"temperature": float("nan")}, "temperature: Input should be a finite number"),
+    ({"patience": 0}, "patience: "),
+    ({"patience": 0.15}, "patience: beam_size × patience must be at least 1"),
+    ({"patience": float("inf")}, "patience: "),
+    ({"length_penalty": 3}, "length_penalty: "),
+    ({"temperature_increment_on_fallback": 0.001}, "temperature_increment_on_fallback: must be 0"),
+    ({"compression_ratio_threshold": 0}, "compression_ratio_threshold: "),
+    ({"logprob_threshold": 1}, "logprob_threshold: "),
+    ({"no_speech_threshold": 2}, "no_speech_threshold: "),
+    ({"translate": "true"}, "translate: Input should be a valid boolean, without quotes"),
+    ({"translate": 1}, "translate: "),
+    ({"transcription": "pdf"}, "transcription: Input should be 'plain_text', 'formatted_text', 'srt' or 'vtt'"),
+    ({"suppress_tokens": "a,b"}, "suppress_tokens: must be token ids"),
+    ({"suppress_tokens": [-2]}, "suppress_tokens.0: "),
+    ({"suppress_tokens": [999_999]}, "suppress_tokens.0: "),
+    ({"suppress_tokens": ["5"]}, "suppress_tokens.0: "),
+    ({"initial_prompt": ["a"]}, "initial_prompt: "),
+    ({"initial_prompt": "x" * 10_001}, "initial_prompt: "),
+    ({"initial_prompt": "\ud800"}, "initial_prompt: "),
+    ({"model": ""}, "model: "),
+    ({"word_timestamp": True}, "word_timestamp: unknown field, did you mean word_timestamps?"),
+    ({"beamsize": 3}, "beamsize: unknown field, did you mean beam_size?"),
+    ({"zzz": 3}, "zzz: unknown field"),
+    ({"audio": "ftp://example.org/a.mp3"}, "audio: must be an http or https URL"),
+    ({"audio": "file:///etc/passwd"}, "audio: must be an http or https URL"),
+    ({"audio": "/etc/passwd"}, "audio: must be an http or https URL"),
+    ({"audio": "https://"}, "audio: is no valid URL"),
+    ({"audio": "http://[::1"}, "audio: is no valid URL"),
+    ({"audio": "http://a:99999/"}, "audio: is no valid URL"),
+    ({"audio": 5}, "audio: "),
+    ({"audio": ""}, "audio: "),
+    ({"audio": None}, "give exactly one of audio and audio_base64"),
+    ({"audio_base64": "UklG"}, "give exactly one of audio and audio_base64"),
+    ({"audio": None, "audio_base64": "A" * 101}, "audio_base64: has 101 characters, 100 are allowed"),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), REFUSED)
+def test_what_cannot_be_done_is_refused_with_its_field(given: dict[str, Any], expected: str) -> None:
+    assert refusal(**given).startswith(expected)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    text = refusal(audio=None, beam_size="5", language="klingon", zzz=1)
+    assert [part.split(":")[0] for part in text.split("; ")] == [
+        "language",
+        "beam_size",
+        "zzz",
+        "give exactly one of audio and audio_base64",
+    ]
+
+
+def test_the_callers_values_are_not_repeated() -> None:
+    assert "s3cret" not in refusal(audio="ftp://example.org/?token=s3cret", initial_prompt=["s3cret"])
+
+
+def test_a_thousand_problems_make_a_short_answer() -> None:
+    assert len(refusal(**{f"{'x' * 5000}{n}": 1 for n in range(1000)})) < 5000
+
+
+@pytest.mark.parametrize("raw", [None, [], "https://example.org/a.mp3", 5])
+def test_an_input_that_is_no_object_is_refused(raw: Any) -> None:
+    with pytest.raises(BadInput, match="must be an object"):
+        parse_request(raw, RULES)
+
+
+def test_local_paths_are_allowed_where_the_operator_says_so() -> None:
+    assert parse(InputRules(True, 100), audio="talk.mp3").audio == "talk.mp3"
+    with pytest.raises(BadInput):
+        parse(InputRules(True, 100), audio="file:///etc/passwd")
