@@ -69,7 +69,7 @@ def encode(
     """A media file with one audio track for each array of samples (16 kHz mono, or (n, 2) stereo)."""
     with NamedTemporaryFile() as file, av.open(file.name, "w", format=container, options=options or {}) as output:
         show = _add_picture(output) if picture else None
-        streams = []
+        streams: list[Any] = []  # the stubs can't tell that an audio codec's name gives an audio stream
         for number, samples in enumerate(tracks):
             layout = "mono" if samples.ndim == 1 else "stereo"
             stream = output.add_stream(codec, rate=rate, layout=layout)
@@ -116,7 +116,7 @@ def subtitles_only() -> bytes:
     """A Matroska file whose only track is SubRip text: what a subtitle export leaves."""
     source = b"1\n00:00:00,000 --> 00:00:02,000\nHello\n\n"
     file = io.BytesIO()
-    with av.open(io.BytesIO(source), format="srt") as text, av.open(file, "w", format="matroska") as output:
+    with av.open(io.BytesIO(source), "r", format="srt") as text, av.open(file, "w", format="matroska") as output:
         stream = output.add_stream_from_template(text.streams.subtitles[0])
         for packet in text.demux():
             if packet.dts is not None:

@@ -269,7 +269,12 @@ def test_a_small_file_that_holds_too_much_is_stopped_while_decoding(monkeypatch:
     assert len(ten_minutes) < 200_000
     added: list[int] = []
     real = audio._Decoded.add
-    monkeypatch.setattr(audio._Decoded, "add", lambda *args: (added.append(1), real(*args)))
+
+    def count(decoded: audio._Decoded, block: audio.Samples) -> None:
+        added.append(1)
+        real(decoded, block)
+
+    monkeypatch.setattr(audio._Decoded, "add", count)
     with pytest.raises(TooLong, match="10 s"):
         heard(ten_minutes, max_seconds=10)
     assert len(added) <= 12  # of 600 blocks of a second

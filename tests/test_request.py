@@ -71,7 +71,7 @@ def test_whole_numbers_are_fine_where_fractions_are() -> None:
         ({"temperature": 0.1, "temperature_increment_on_fallback": 0.45}, [0.1, 0.55, 1.0]),
     ],
 )
-def test_temperatures_rise_to_one_at_most(given: dict[str, float], expected: list[float]) -> None:
+def test_temperatures_rise_to_one_at_most(given: dict[str, Any], expected: list[float]) -> None:
     assert parse(audio=URL, **given).temperatures == expected
 
 

@@ -24,7 +24,7 @@ SPEECH = encode("ogg", "libopus", [speech()])
 
 
 @contextmanager
-def service(engine: FakeEngine | None = None, threads: Threads = THREADS, **env: str) -> Iterator[Service]:
+def service(engine: FakeEngine | None = None, threads: Threads = THREADS, **env: Any) -> Iterator[Service]:
     served = Service(Settings.from_env(env), threads, engine or FakeEngine())
     try:
         yield served
@@ -36,14 +36,14 @@ def job(file: bytes = SPEECH, id: str = "job", **options: Any) -> dict[str, Any]
     return {"id": id, "input": {"audio_base64": base64.b64encode(file).decode(), **options}}
 
 
-def answer(job: dict[str, Any], engine: FakeEngine | None = None, **env: str) -> dict[str, Any]:
+def answer(job: dict[str, Any], engine: FakeEngine | None = None, **env: Any) -> dict[str, Any]:
     with service(engine, **env) as served:
         output = asyncio.run(served.run(job))
     json.dumps(output, allow_nan=False)
     return output
 
 
-def error(job: dict[str, Any], engine: FakeEngine | None = None, **env: str) -> str:
+def error(job: dict[str, Any], engine: FakeEngine | None = None, **env: Any) -> str:
     output = answer(job, engine, **env)
     assert list(output) == ["error"]
     assert isinstance(output["error"], str)
@@ -90,7 +90,7 @@ def test_words_come_flat_when_they_are_asked_for() -> None:
 
 @pytest.mark.parametrize("name", ["transcription", "translation"])
 def test_each_text_has_its_own_format(name: str) -> None:
-    output = answer(job(translate=True, **{name: "vtt"}))
+    output = answer(job(translate=True, **dict[str, Any]({name: "vtt"})))
     assert output[name].startswith("WEBVTT")
     assert not output["translation" if name == "transcription" else "transcription"].startswith("WEBVTT")
 
