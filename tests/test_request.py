@@ -1,5 +1,6 @@
 """What a caller may send, and what they read when they may not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from faster_whisper.tokenizer import _LANGUAGE_CODES
 
 from whisper_worker.errors import BadInput
 from whisper_worker.languages import LANGUAGES
-from whisper_worker.request import InputRules, Request, parse_request
+from whisper_worker.request import InputRules, Request, markdown_table, parse_request
 
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
 URL = "https://example.org/a.mp3"
@@ -49,6 +50,10 @@ def test_the_official_workers_own_test_input_is_accepted_as_it_is() -> None:
 def test_all_fields_of_the_official_worker_exist() -> None:
     others = {"audio_base64", "translation", "language", "patience", "length_penalty", "initial_prompt"}
     assert set(OFFICIAL) | others | {"enable_vad", "word_timestamps"} == set(Request.model_fields)
+
+
+def test_the_readme_explains_each_field_as_the_code_does() -> None:
+    assert markdown_table() in (Path(__file__).parent.parent / "README.md").read_text()
 
 
 def test_null_counts_as_absent() -> None:

@@ -2,9 +2,12 @@
 
 The fields are those of RunPod's own faster-whisper worker. A value that is null counts as absent. Types are strict:
 a number in quotes is refused, as is a field that doesn't exist.
+
+`python -m whisper_worker.request` prints the README's table.
 """
 
 import difflib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -25,6 +28,7 @@ from whisper_worker.errors import BadInput
 from whisper_worker.languages import language_code
 
 URL_SCHEMES = ("http://", "https://")
+BOUND_SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 MAX_TOKEN_ID = 51865  # the last id of the largest Whisper vocabulary (large-v3)
 
 
@@ -194,3 +198,21 @@ def _explain(detail: dict[str, Any]) -> str:
     if isinstance(detail["input"], str) and detail["type"].startswith(("int", "float", "bool")):
         reason += ", without quotes"
     return f"{field}: {reason}" if field else reason
+
+
+def markdown_table() -> str:
+    """The README's table of inputs."""
+    rows = ["| field | default | meaning |", "| --- | --- | --- |"]
+    for name, field in Request.model_fields.items():
+        default = "" if field.default is None else f"`{json.dumps(field.default)}`"
+        rows.append(f"| `{name}` | {default} | {field.description}{_bounds(field.metadata)} |")
+    return "\n".join(rows)
+
+
+def _bounds(metadata: list[Any]) -> str:
+    bounds = {sign: getattr(m, key) for m in metadata for key, sign in BOUND_SIGNS.items() if hasattr(m, key)}
+    return f" ({', '.join(f'{sign} {bound:g}' for sign, bound in bounds.items())})" if bounds else ""
+
+
+if __name__ == "__main__":
+    print(markdown_table())
