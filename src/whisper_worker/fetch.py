@@ -1,19 +1,22 @@
 """A caller's URL → a file, safely. Runs on the I/O pool.
 
-Addresses, schemes and each redirect are checked by the SDK's `safe_get`, which connects to no address that isn't
-public. Ours are the bytes, the seconds, the tries, and errors that don't repeat a URL's secrets.
+Addresses are checked by the SDK's SSRF protection: only public ones, at each redirect, and the connection goes to the
+very address that was checked, through no proxy. Its `safe_get` isn't used: `requests` reads the body of each redirect
+into memory, past every limit. Ours are also the bytes, the seconds, the tries, and errors without a URL's secrets.
 """
 
 import socket
 import time
+import zlib
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 import requests
 import urllib3
-from runpod.serverless.utils.rp_ssrf import SSRFError, safe_get
+from runpod.serverless.utils.rp_ssrf import PinnedIPAdapter, SSRFError, resolve_and_validate
 
 from whisper_worker.errors import DownloadFailed, DownloadRefused, TimedOut, TooLarge
 from whisper_worker.stop import Stop
@@ -21,7 +24,7 @@ from whisper_worker.stop import Stop
 CHUNK_BYTES = 64 * 1024
 STALL_S = 10.0  # a socket that is silent for so long counts as lost; also how late a stop can be noticed
 FIRST_PAUSE_S = 0.5
-NO_LIMIT = 2**63  # safe_get's own size limit is put out of reach: it can't be told from a refused address
+REDIRECTS = (301, 302, 303, 307, 308)
 
 HEADERS = {"User-Agent": "whisper-worker", "Accept": "*/*", "Accept-Encoding": "identity"}
 
@@ -69,71 +72,132 @@ def timed_out(url: str, limits: DownloadLimits) -> TimedOut:
 
 
 def _attempt(url: str, to: IO[bytes], limits: DownloadLimits, deadline: float, stop: Stop) -> None:
-    with _open(url, limits, deadline) as response:
+    with _opened(url, limits, deadline) as response:
         if response.status_code == 429 or response.status_code >= 500:
             raise _Lost(f"the server answered HTTP {response.status_code}")
         if response.status_code != 200:
             raise DownloadFailed(f"{without_secrets(url)}: the server answered HTTP {response.status_code}")
         declared = response.headers.get("Content-Length", "")
-        expected = int(declared) if declared.isdigit() else None
-        if expected is not None and expected > limits.max_bytes:
-            raise TooLarge(f"the file has {expected} bytes, {limits.max_bytes} are allowed")
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.max_bytes:
+            raise TooLarge(f"the file has {declared[:20]} bytes, {limits.max_bytes} are allowed")
         to.seek(0)
         to.truncate()
-        for data in _received(response.raw, url, limits, deadline):
+        received = _received(response.raw, url, limits, deadline)
+        for data in _unpacked(received, response.headers.get("Content-Encoding", "identity").strip().lower()):
             stop.check()
+            _check_time(url, limits, deadline)
             to.write(data)
             if to.tell() > limits.max_bytes:
                 raise TooLarge(f"the file has more than the {limits.max_bytes} bytes that are allowed")
-        if expected is not None and response.raw.tell() < expected:
-            raise _Lost(f"the connection ended after {response.raw.tell()} of {expected} bytes")
 
 
 def _received(body: Any, url: str, limits: DownloadLimits, deadline: float) -> Iterator[bytes]:
     """What arrives, as it arrives: `read` and `iter_content` wait for a full chunk, on a trickle for hours."""
     while True:
         try:
-            data = body.read1(CHUNK_BYTES, decode_content=True)
+            data = body.read1(CHUNK_BYTES, decode_content=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             _check_time(url, limits, deadline)
             raise _Lost("the connection was lost") from error
-        _check_time(url, limits, deadline)
         if not data:
             return
         yield data
 
 
-def _open(url: str, limits: DownloadLimits, deadline: float) -> requests.Response:
-    _check_time(url, limits, deadline)
-    patience_s = min(STALL_S, max(deadline - time.monotonic(), 0.1))
+def _unpacked(received: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+    """The body without its encoding. We ask for none, but what is stored gzipped comes gzipped.
+
+    Yields at least once for each piece that comes in, if only nothing: urllib3's own decoding loops on empty blocks,
+    where no time limit reaches.
+    """
+    if encoding == "identity":
+        yield from received
+        return
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise DownloadFailed("the server sends the file in an encoding that wasn't asked for")
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # either header
     try:
-        response: requests.Response = safe_get(
-            url,
-            timeout=patience_s,
-            headers=HEADERS,
-            max_bytes=NO_LIMIT,
-            max_redirects=limits.max_redirects,
-        )
-        return response
+        for piece in received:
+            while piece:
+                yield unpacker.decompress(piece, CHUNK_BYTES)
+                piece = unpacker.unconsumed_tail
+    except zlib.error as error:
+        raise _Lost("the file came in a broken encoding") from error
+    if not unpacker.eof:
+        raise _Lost("the file came in a broken encoding")
+
+
+@contextmanager
+def _opened(url: str, limits: DownloadLimits, deadline: float) -> Iterator[requests.Response]:
+    """The answer behind all redirects, whose bodies are not read."""
+    here = url
+    for _ in range(limits.max_redirects + 1):
+        with _answered(url, here, limits, deadline) as response:
+            if response.status_code not in REDIRECTS:
+                yield response
+                return
+            location = response.headers.get("Location")
+        if not location:
+            raise DownloadFailed(f"{without_secrets(url)}: it redirects to nowhere")
+        try:
+            here = urljoin(here, location)
+        except ValueError as error:
+            raise DownloadFailed(f"{without_secrets(url)}: it redirects to no valid URL") from error
+    raise DownloadFailed(f"{without_secrets(url)}: it redirects more than {limits.max_redirects} times")
+
+
+@contextmanager
+def _answered(url: str, here: str, limits: DownloadLimits, deadline: float) -> Iterator[requests.Response]:
+    """The answer to one GET of `here`, from the first of its addresses that can be reached."""
+    request = _prepared(url, here)
+    addresses = _public_addresses(url, here)
+    while True:
+        address = addresses.pop(0)
+        _check_time(url, limits, deadline)
+        patience_s = min(STALL_S, max(deadline - time.monotonic(), 0.1))
+        with closing(PinnedIPAdapter(address)) as adapter:
+            try:
+                response = adapter.send(request, stream=True, timeout=patience_s, verify=True)
+            except requests.exceptions.SSLError as error:
+                raise DownloadFailed(f"{without_secrets(url)}: no secure connection could be made") from error
+            except (requests.exceptions.InvalidURL, UnicodeError) as error:
+                raise DownloadFailed(f"{without_secrets(url)}: it is no valid URL") from error
+            except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+                if addresses:
+                    continue
+                _check_time(url, limits, deadline)
+                raise _Lost("the server can't be reached, or doesn't answer") from error
+            with response:
+                yield response
+                return
+
+
+def _public_addresses(url: str, here: str) -> list[str]:
+    """The addresses of the host in `here`, all of them public. Raises DownloadRefused, DownloadFailed or _Lost."""
+    try:
+        parts = urlsplit(here)
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise DownloadFailed(f"{without_secrets(url)}: it redirects to no valid URL") from error
+    if parts.scheme not in ("http", "https"):
+        raise DownloadRefused(f"{without_secrets(url)}: it leads to something that isn't http or https")
+    if not host:
+        raise DownloadFailed(f"{without_secrets(url)}: it redirects to a URL without a host")
+    try:
+        return list(resolve_and_validate(host, port))
     except SSRFError as error:
         if isinstance(error.__cause__, socket.gaierror):
             raise _Lost("the host's name can't be resolved") from error
-        if "redirect" in str(error):
-            raise DownloadFailed(f"{without_secrets(url)}: it redirects too often, or nowhere") from error
-        raise DownloadRefused(
-            f"{without_secrets(url)}: it leads to an address or scheme that isn't public http or https"
-        ) from error
-    except requests.exceptions.Timeout as error:
-        _check_time(url, limits, deadline)
-        raise _Lost("the server doesn't answer") from error
-    except requests.exceptions.SSLError as error:
-        raise DownloadFailed(f"{without_secrets(url)}: no secure connection could be made") from error
-    except (requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, UnicodeError) as error:
+        raise DownloadRefused(f"{without_secrets(url)}: it leads to an address that isn't public") from error
+    except (UnicodeError, ValueError) as error:  # a name that can't be a host's
         raise DownloadFailed(f"{without_secrets(url)}: it is no valid URL") from error
-    except (requests.exceptions.RequestException, OSError) as error:
-        raise _Lost("no connection could be made") from error
-    except ValueError as error:  # what urllib.parse says of a redirect to a malformed address
-        raise DownloadFailed(f"{without_secrets(url)}: it redirects to no valid URL") from error
+
+
+def _prepared(url: str, here: str) -> requests.PreparedRequest:
+    try:
+        return requests.Request("GET", here, headers=HEADERS).prepare()
+    except (requests.exceptions.RequestException, UnicodeError, ValueError) as error:
+        raise DownloadFailed(f"{without_secrets(url)}: it is no valid URL") from error
 
 
 def _check_time(url: str, limits: DownloadLimits, deadline: float) -> None:

@@ -45,7 +45,7 @@ def _audio_place(value: str, info: ValidationInfo) -> str:
     if value.lower().startswith(URL_SCHEMES):
         try:
             parts = urlsplit(value)
-            named = bool(parts.hostname) and (parts.port or 1) > 0
+            named = bool(parts.hostname) and parts.port != 0
         except ValueError:
             named = False
         if not named:
