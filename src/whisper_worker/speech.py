@@ -3,6 +3,7 @@
 Voice activity detection runs once for each job, on the media pool; the model then hears only what is left.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,6 +13,10 @@ import numpy as np
 from faster_whisper.vad import VadOptions, collect_chunks, get_speech_timestamps
 
 from whisper_worker.audio import SAMPLE_RATE, Samples
+
+# onnxruntime, which runs the detector, reports its use to its maker over the network unless told not to before it is
+# imported (by faster-whisper, at the first detection). Other people's recordings are nobody's business.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 MIN_S = 0.1  # less than this isn't speech: the model invents text for it, and word alignment once crashed on it
 SNAP_S = 0.5  # a segment that reaches so little into the next stretch of speech belongs to its own
