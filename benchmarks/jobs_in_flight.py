@@ -43,9 +43,8 @@ def main() -> None:
                 rates[setting].append(_jobs_per_second(setting, url, options.jobs))
                 print(f"repeat {repeat + 1}: {setting} {rates[setting][-1]:.2f} jobs/s", file=sys.stderr)
 
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, demo model; {options.jobs} jobs of 5.3 s, {options.repeats} repeats\n"
-    )
+    print(f"{platform.machine()}, {os.cpu_count()} cores, demo model")
+    print(f"{options.jobs} jobs of 5.3 s, {options.repeats} repeats\n")
     print("| `INTER_THREADS` | `JOB_CONCURRENCY` | jobs/s | times the first row |")
     print("| --- | --- | --- | --- |")
     for inter, jobs in SETTINGS:

@@ -1,8 +1,8 @@
 """One RunPod endpoint on a loopback address: the API that callers use, and the queue that workers take jobs from.
 
 The server runs on the event loop of its own thread, and only that thread changes its state. Tests read the state from
-theirs, and wait for a change of it with `wait_for`. What RunPod's servers do is known from the SDK and the documentation
-alone; faults are ordered with `fail_next` and `slow`.
+theirs, wait for a change of it with `wait_for`, and order faults with `fail_next` and `slow`. How RunPod's servers
+behave is known from the SDK and the documentation alone.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Job:
         self.status, self.ended = status, time.monotonic()
 
     def reply(self) -> dict[str, Any]:
-        """As `/status` tells it: a key only where it has a value."""
+        """As `/status` tells it, in milliseconds: a key only where it has a value."""
         taken, ended = self.taken, self.ended
         facts = {
             "delayTime": round((taken - self.submitted) * 1000) if taken else None,
@@ -81,7 +81,7 @@ class LocalEndpoint:
         self._change = asyncio.Event()  # set at the next change of anything above, and then replaced
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="local-endpoint")
-        self._runner = web.AppRunner(self._app(), handler_cancellation=True, shutdown_timeout=1)
+        self._runner = web.AppRunner(self._app(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
         self._address = ""
 
     def __enter__(self) -> "LocalEndpoint":
@@ -263,14 +263,14 @@ class LocalEndpoint:
         job.end(status)
         self._changed()
 
-    async def _purge_queue(self, request: web.Request) -> web.Response:
+    async def _purge_queue(self, _: web.Request) -> web.Response:
         purged = self._queue()
         for job in purged:
             del self.jobs[job.id]
         self._changed()
         return web.json_response({"removed": len(purged), "status": "completed"})
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _health(self, _: web.Request) -> web.Response:
         statuses = {"completed": "COMPLETED", "failed": "FAILED", "inProgress": "IN_PROGRESS", "inQueue": "IN_QUEUE"}
         jobs = {name: len(self._with_status(status)) for name, status in statuses.items()}
         workers = {path.split("/")[1] for path in self.requests if path.startswith("job-take/")}

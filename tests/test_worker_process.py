@@ -145,7 +145,9 @@ def evening(files: FileServer, tmp_path_factory: pytest.TempPathFactory) -> Even
         worker.wait_for(lambda: all(job.is_final for job in endpoint.jobs.values()))
         results = {name: caller.status(job_id) for name, job_id in ids.items()}
         caller.close()
-        return Evening(results, endpoint, worker, worker.stop(), list(folder.rglob("*")))
+        exit_code = worker.stop()
+        files_left = [path for path in folder.rglob("*") if path.name != ".ses"]  # onnxruntime's, written at its import
+        return Evening(results, endpoint, worker, exit_code, files_left)
 
 
 @pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
@@ -258,7 +260,8 @@ def test_a_caller_can_wait_for_the_result_in_one_request(caller: Caller) -> None
 def test_a_bad_job_is_answered_while_a_long_one_is_transcribed_and_a_cancelled_one_leaves_the_others_right(
     caller: Caller, endpoint: LocalEndpoint, worker: WorkerProcess
 ) -> None:
-    long = caller.run({"audio": f"{FILES}/long.wav"})
+    # The clip over and over compresses so well that each window would be tried at six temperatures.
+    long = caller.run({"audio": f"{FILES}/long.wav", "temperature_increment_on_fallback": 0})
     worker.wait_for_message("event=inference", f"job={long} ")
 
     assert caller.result(caller.run("please transcribe"))["status"] == "FAILED"
