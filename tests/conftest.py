@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -26,20 +27,29 @@ def english() -> Engine:
 
 
 @pytest.fixture(scope="session")
-def multilingual(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    """Multilingual Whisper base, joined from the two packages that carry its halves."""
+def multilingual() -> Engine:
+    """Multilingual Whisper base, joined once, in a cache folder, from the two packages that carry its halves."""
     specs = [importlib.util.find_spec(name) for name in HALVES]
     if not all(specs):
         pytest.skip("no multilingual test model: scripts/fetch-test-model installs it")
     first, second = (Path(str(spec and spec.origin)).parent / "data" for spec in specs)
-    folder = tmp_path_factory.mktemp("whisper-base")
+    folder = ROOT / ".cache/whisper-base"
+    if not folder.is_dir():
+        folder.parent.mkdir(exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as made:
+            _join(first, second, Path(made) / "model")
+            (Path(made) / "model").rename(folder)
+    return load(ModelFiles("base", folder))
+
+
+def _join(first: Path, second: Path, folder: Path) -> None:
+    folder.mkdir()
     for file in ("config.json", "tokenizer.json", "vocabulary.json"):
         shutil.copy(second / file, folder)
     with (folder / "model.bin").open("wb") as whole:
         for half in (first / "model.bin.part1", second / "model.bin.part2"):
             with half.open("rb") as part:
                 shutil.copyfileobj(part, whole)
-    return load(ModelFiles("base", folder))
 
 
 def load(files: ModelFiles) -> Engine:
