@@ -13,7 +13,7 @@ import pytest
 
 from whisper_worker.engine import Engine
 from whisper_worker.models import ModelFiles, find
-from whisper_worker.settings import Settings, Threads
+from whisper_worker.settings import Threads
 
 ROOT = Path(__file__).parent.parent
 RECORDINGS = ROOT.parent / "shared/audio"
@@ -53,7 +53,7 @@ def _join(first: Path, second: Path, folder: Path) -> None:
 
 
 def load(files: ModelFiles) -> Engine:
-    return Engine.load(files, Settings.from_env({}), "cpu", Threads(inter=2, intra=1, jobs=6, media=2))
+    return Engine.load(files, "cpu", "int8", Threads(inter=2, intra=1, jobs=6, media=2))
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ NOT_AUDIO = {
     "half a WAV header": (wav(pcm(speech()))[:30], "no audio"),
     "0 samples a second": (wav(pcm(speech()), rate=0), "no audio"),
     "1 sample a second": (wav(pcm(speech()), rate=1), "1 samples"),
+    "255 channels": (wav(np.zeros((100, 255), np.int16)), "255 channels"),
+    "a codec nobody knows": (wav(pcm(speech())).replace(b"\x10\0\0\0\x01\0", b"\x10\0\0\0\x34\x12", 1), "codec"),
     "a billion samples a second": (wav(pcm(speech()), rate=1_000_000_000), "samples a second"),
 }
 
@@ -196,6 +198,11 @@ def test_float_samples_that_are_too_loud_are_scaled_not_crushed(scale: float) ->
     assert alike(heard(wav(speech() * np.float32(scale))).samples, speech()) > 0.99
 
 
+def test_the_loudest_numbers_there_are_can_be_mixed() -> None:
+    loud = speech() / np.abs(speech()).max() * np.float32(3e38)
+    assert alike(heard(wav(both_sides(loud, loud))).samples, speech()) > 0.99
+
+
 def test_one_absurd_sample_does_not_silence_the_rest() -> None:
     samples = speech().copy()
     samples[1000] = 1e20
@@ -248,6 +255,24 @@ def test_a_rate_and_layout_that_change_midway_lose_nothing() -> None:
     stereo = encode("mp3", "libmp3lame", [both_sides(speech(), speech())], rate=44_100)
     decoded = heard(stereo + encode("mp3", "libmp3lame", [speech()], rate=8_000))
     assert decoded.duration == pytest.approx(2 * len(speech()) / RATE, abs=0.3)
+
+
+def test_a_stream_that_comes_up_midway_ends_nothing() -> None:
+    first = encode("mpegts", "aac", [speech()])
+    other = encode("mpegts", "aac", [speech()], options={"mpegts_start_pid": "300"})
+    decoded = heard(first * 8 + other)
+    assert decoded.duration == pytest.approx(8 * len(speech()) / RATE, rel=0.05)
+
+
+def test_an_unreadable_stretch_in_the_middle_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_8_khz = encode("mp3", "libmp3lame", [speech()], rate=8_000)
+    monkeypatch.setattr(audio, "MIN_RATE", 10_000)
+    with pytest.raises(NotAudio):
+        heard(at_8_khz)
+    at_44_khz = encode("mp3", "libmp3lame", [speech()], rate=44_100)
+    decoded = heard(at_44_khz + at_8_khz + at_44_khz)
+    assert decoded.duration == pytest.approx(2 * len(speech()) / RATE, abs=0.3)
+    assert "damaged" in decoded.warnings[0]
 
 
 def test_chained_ogg_streams_are_all_decoded() -> None:

@@ -250,12 +250,35 @@ def test_a_prompt_that_would_be_cut_is_refused_with_its_count(english: Engine) -
 
 
 def test_a_token_that_the_model_lacks_is_refused(english: Engine) -> None:
-    english.check(request(suppress_tokens=[50_256]))
+    english.check(request(suppress_tokens=[50_363, 51_863]))  # timestamps are tokens too
     with pytest.raises(BadInput, match="tokens up to"):
-        english.check(request(suppress_tokens=[51_865]))
+        english.check(request(suppress_tokens=[51_864]))
 
 
 # --- trouble
+
+
+def test_a_job_is_stopped_within_a_window_even_where_no_segment_comes(
+    english: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, windows = Stop(), []
+    real = english._model._model.encode
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        windows.append(1)
+        stop.set()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(english._model, "_model", SimpleNamespace(**_methods(english), encode=count))
+    skipped = request(enable_vad=False, logprob_threshold=0, no_speech_threshold=0)  # no window gives a segment
+    with pytest.raises(Stopped):
+        english.transcribe(whole(silence(120)), skipped, stop, duration=120, task="transcribe", language="en")
+    assert len(windows) == 1
+
+
+def _methods(engine: Engine) -> dict[str, Any]:
+    model = engine._model._model
+    return {name: getattr(model, name) for name in ("generate", "device", "device_index", "is_multilingual")}
 
 
 def test_a_stopped_job_does_not_start(english: Engine) -> None:

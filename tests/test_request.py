@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from faster_whisper.tokenizer import _LANGUAGE_CODES
 
+from whisper_worker import request
 from whisper_worker.errors import BadInput
 from whisper_worker.languages import LANGUAGES
 from whisper_worker.request import InputRules, Request, markdown_table, parse_request
@@ -127,6 +128,8 @@ REFUSED = [
     ({"suppress_tokens": "a,b"}, "suppress_tokens: must be token ids"),
     ({"suppress_tokens": [-2]}, "suppress_tokens.0: "),
     ({"suppress_tokens": [999_999]}, "suppress_tokens.0: "),
+    ({"suppress_tokens": "1," * 1_000_000}, "suppress_tokens: has too many"),
+    ({"suppress_tokens": [1] * 1001}, "suppress_tokens: has too many"),
     ({"suppress_tokens": ["5"]}, "suppress_tokens.0: "),
     ({"initial_prompt": ["a"]}, "initial_prompt: "),
     ({"initial_prompt": "x" * 10_001}, "initial_prompt: "),
@@ -168,8 +171,23 @@ def test_the_callers_values_are_not_repeated() -> None:
     assert "s3cret" not in refusal(audio="ftp://example.org/?token=s3cret", initial_prompt=["s3cret"])
 
 
-def test_a_thousand_problems_make_a_short_answer() -> None:
-    assert len(refusal(**{f"{'x' * 5000}{n}": 1 for n in range(1000)})) < 5000
+def test_many_problems_make_a_short_answer() -> None:
+    assert len(refusal(**{f"{'x' * 5000}{n}": 1 for n in range(90)})) < 5000
+
+
+def test_fields_beyond_counting_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would hold the event loop for seconds."""
+    explained: list[Any] = []
+
+    def explain(detail: Any) -> str:
+        explained.append(detail)
+        return "wrong"
+
+    monkeypatch.setattr(request, "_explain", explain)
+    assert refusal(**{f"x{n}": 1 for n in range(100_000)}).startswith("input: has 100001 fields")
+    refusal(**{f"x{n}": 1 for n in range(90)})
+    refusal(suppress_tokens=["x"] * 1_000_000)
+    assert len(explained) <= 21
 
 
 @pytest.mark.parametrize("raw", [None, [], "https://example.org/a.mp3", 5])

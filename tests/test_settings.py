@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from whisper_worker import log
+from whisper_worker.engine import choose_compute_type
 from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, markdown_table
 
 ROOT = Path(__file__).parent.parent
@@ -63,6 +64,14 @@ def test_all_bad_values_are_named_at_once() -> None:
         Settings.from_env({"DEVICE": "tpu", "INTRA_THREADS": "x"})
 
 
+def test_a_compute_type_that_the_device_lacks_is_named_with_its_key() -> None:
+    assert choose_compute_type(Settings.from_env({}), "cpu") == "int8"
+    assert choose_compute_type(Settings.from_env({}), "cuda") == "float16"
+    assert choose_compute_type(Settings.from_env({"COMPUTE_TYPE": "float32"}), "cpu") == "float32"
+    with pytest.raises(SettingsError, match=r"COMPUTE_TYPE='int8_float16': this cpu can compute in .*float32"):
+        choose_compute_type(Settings.from_env({"COMPUTE_TYPE": "int8_float16"}), "cpu")
+
+
 def test_settings_cannot_change() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings.from_env({}).device = "cpu"  # type: ignore[misc]
@@ -99,7 +108,7 @@ def test_more_threads_than_cores_are_warned_about_on_a_cpu() -> None:
 
 @pytest.mark.parametrize(
     ("quota", "given", "most"),
-    [("150000 100000", "", 2), ("max 100000", "1", 1), ("", "", 4096), ("100000 100000", "8", 1)],
+    [("150000 100000", "", 2), ("max 100000", "1", 1), ("", "", 4096), ("100000 100000", "8", 1), ("", "²", 4096)],
 )
 def test_a_containers_share_of_the_cores_is_what_counts(quota: str, given: str, most: int, tmp_path: Path) -> None:
     if quota:

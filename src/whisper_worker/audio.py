@@ -108,7 +108,7 @@ class _Decoded:
         """Mix a block of shape (channels, n) to mono and keep it."""
         block = np.nan_to_num(block, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         if self.channel is None:
-            mono = block[0] if len(block) == 1 else block.mean(axis=0, dtype=np.float32)
+            mono = block[0] if len(block) == 1 else block.mean(axis=0, dtype=np.float64).astype(np.float32)
             self._measure(block, mono)
         else:
             mono = block[min(self.channel, len(block) - 1)]
@@ -164,9 +164,8 @@ def _decode(file: IO[bytes], stop: Stop, max_seconds: float, extension: str, cha
         resampler = _Resampler()
         for packet in _packets(container, stream, decoded):
             stop.check()
-            for frame in _frames(packet, decoded):
-                for block in resampler.push(frame):
-                    decoded.add(block)
+            for frame in _frames(packet, stream, decoded):
+                _take(frame, resampler, decoded)
                 if decoded.samples > max_seconds * SAMPLE_RATE:
                     raise TooLong(f"the audio is longer than the {max_seconds:g} s that are allowed")
         for block in resampler.flush():
@@ -179,6 +178,17 @@ def _decode(file: IO[bytes], stop: Stop, max_seconds: float, extension: str, cha
         decoded.ends_early = container.format.name == "ogg" and not _has_last_ogg_page(file)
         decoded.hidden_bytes = _hidden_bytes(file, container, stream, decoded.samples / SAMPLE_RATE)
     return decoded
+
+
+def _take(frame: AudioFrame, resampler: "_Resampler", decoded: _Decoded) -> None:
+    """A stretch that can't be read is no reason to lose those before and after it."""
+    try:
+        for block in resampler.push(frame):
+            decoded.add(block)
+    except NotAudio:
+        if not decoded.samples:
+            raise
+        decoded.damaged += 1
 
 
 def _open(file: IO[bytes], extension: str) -> InputContainer:
@@ -242,11 +252,16 @@ def _audio_stream(container: InputContainer) -> AudioStream:
     if not streams:
         raise NoAudioStream("the file holds no audio stream")
     marked = (s for s in streams if s.disposition & av.stream.Disposition.default)
-    return next(marked, streams[0])
+    stream = next(marked, streams[0])
+    if stream.codec_context is None:
+        raise NotAudio("the audio's codec is not known")
+    return stream
 
 
-def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) -> "Iterator[Packet[AudioStream]]":
-    """All packets, the empty last one that flushes the decoder included. A broken place is skipped and counted."""
+def _packets(
+    container: InputContainer, stream: AudioStream, decoded: _Decoded
+) -> "Iterator[Packet[AudioStream] | None]":
+    """All packets, and the empty one at the end that flushes the decoder. A broken place is skipped and counted."""
     broken = 0
     while broken < MAX_BROKEN_READS:
         try:
@@ -257,11 +272,15 @@ def _packets(container: InputContainer, stream: AudioStream, decoded: _Decoded) 
         except av.FFmpegError:  # raised by demux alone; it can be called again, but the generator is finished
             broken += 1
             decoded.damaged += 1
+        except IndexError:  # PyAV stumbles at the end over streams that came up midway (joined transport streams)
+            yield None
+            return
 
 
-def _frames(packet: "Packet[AudioStream]", decoded: _Decoded) -> list[AudioFrame]:
+def _frames(packet: "Packet[AudioStream] | None", stream: AudioStream, decoded: _Decoded) -> list[AudioFrame]:
+    """The frames in a packet, or what the decoder still holds."""
     try:
-        frames = packet.decode()
+        frames = packet.decode() if packet else stream.codec_context.decode(None)
     except av.FFmpegError:
         decoded.damaged += 1
         return []
@@ -299,11 +318,16 @@ class _Resampler:
             if self._waiting.samples:
                 yield from self._resample(self._waiting.read())
             yield from self._resample(None)
-            self._resampler = None
+            self._resampler = self._kind = None
 
     def _resample(self, frame: AudioFrame | None) -> Iterator[Samples]:
         assert self._resampler is not None
-        for resampled in self._resampler.resample(frame):
+        try:
+            frames = self._resampler.resample(frame)
+        except av.FFmpegError as error:  # it can't mix more than some 64 channels
+            kind, self._resampler, self._kind = self._kind, None, None
+            raise NotAudio(f"the audio can't be read as {kind and kind[1]} at {kind and kind[0]} Hz") from error
+        for resampled in frames:
             # Interleaved: PyAV reads a planar frame of more than 8 channels past its pointers, and the process dies.
             interleaved = np.asarray(resampled.to_ndarray(), np.float32)
             yield interleaved.reshape(resampled.samples, -1).T

@@ -5,7 +5,8 @@ runs so many calls in parallel on one set of weights, and lets go of the GIL in 
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 import ctranslate2
@@ -16,12 +17,15 @@ from whisper_worker import log
 from whisper_worker.errors import BadInput, OutOfMemory, UnknownModel
 from whisper_worker.models import ModelFiles
 from whisper_worker.request import Request
-from whisper_worker.settings import Settings, Threads
+from whisper_worker.settings import Settings, SettingsError, Threads
+from whisper_worker.shared_model import SharedModel
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import NOTHING_SAID, Segment, Transcript, Word, within
 
 MAX_PROMPT_TOKENS = 223  # half the decoder's 448 positions, less the token that opens a prompt
+
+OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed")
 
 Task = Literal["transcribe", "translate"]
 
@@ -33,10 +37,26 @@ def choose_device(settings: Settings) -> str:
     return "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
 
 
+def choose_compute_type(settings: Settings, device: str) -> str:
+    """Raises SettingsError when the device can't compute so."""
+    if settings.compute_type == "auto":
+        return "int8" if device == "cpu" else "float16"
+    try:
+        possible = ctranslate2.get_supported_compute_types(device)
+    except RuntimeError:  # DEVICE=cuda without one: loading the model says it better
+        return settings.compute_type
+    if settings.compute_type not in {*possible, "default"}:
+        kinds = ", ".join(sorted(possible))
+        raise SettingsError(f"COMPUTE_TYPE={settings.compute_type!r}: this {device} can compute in {kinds}")
+    return settings.compute_type
+
+
 class Engine:
     """One model, loaded once, shared by all jobs."""
 
     def __init__(self, whisper: fw.WhisperModel, files: ModelFiles) -> None:
+        self._model = SharedModel(whisper.model)
+        whisper.model = self._model
         self._whisper = whisper
         self._files = files
         self.name = files.name
@@ -44,12 +64,9 @@ class Engine:
         self.speaks_english_only = not whisper.model.is_multilingual
 
     @classmethod
-    def load(cls, files: ModelFiles, settings: Settings, device: str, threads: Threads) -> "Engine":
+    def load(cls, files: ModelFiles, device: str, compute_type: str, threads: Threads) -> "Engine":
         """Read the weights. Takes seconds; CTranslate2 lets other threads run meanwhile."""
         started = time.monotonic()
-        compute_type = settings.compute_type
-        if compute_type == "auto":
-            compute_type = "int8" if device == "cpu" else "float16"
         whisper = fw.WhisperModel(
             str(files.folder),
             device=device,
@@ -79,8 +96,8 @@ class Engine:
         # The library cuts a longer prompt without a word, and a token that doesn't exist fails inside CTranslate2.
         if request.initial_prompt and (count := self._tokens(request.initial_prompt)) > MAX_PROMPT_TOKENS:
             raise BadInput(f"initial_prompt: has {count} tokens, {MAX_PROMPT_TOKENS} are allowed")
-        if max(request.suppress_tokens, default=0) >= (size := self._whisper.hf_tokenizer.get_vocab_size()):
-            raise BadInput(f"suppress_tokens: the model has tokens up to {size - 1}")
+        if max(request.suppress_tokens, default=0) > self._last_token:
+            raise BadInput(f"suppress_tokens: the model has tokens up to {self._last_token}")
 
     def transcribe(
         self, speech: Speech, request: Request, stop: Stop, *, duration: float, task: Task, language: str | None
@@ -88,12 +105,12 @@ class Engine:
         """The words of `speech`, with times inside the file of `duration` seconds that it is part of.
 
         `language` None: detected. Without speech the model isn't run. Blocks for as long as it takes; `stop` is read
-        between segments. Raises OutOfMemory or Stopped.
+        before each call of the model, several times in a window. Raises OutOfMemory or Stopped.
         """
         stop.check()
         if speech.is_empty:
             return NOTHING_SAID
-        try:
+        with self._model.called_for(stop), _memory_told_apart():
             segments, info = self._whisper.transcribe(
                 speech.samples,
                 language=language,
@@ -111,11 +128,7 @@ class Engine:
                 suppress_tokens=list(request.suppress_tokens),  # the library writes into it
                 word_timestamps=request.word_timestamps,
             )
-            decoded = list(_until(stop, segments))
-        except (RuntimeError, MemoryError) as error:
-            if isinstance(error, MemoryError) or _is_out_of_memory(error):
-                raise OutOfMemory("the device has too little memory for this job at the moment: try again") from error
-            raise
+            decoded = list(segments)
         return Transcript(
             segments=within(map(_segment, speech.in_file_time(decoded)), duration),
             language=info.language,
@@ -126,18 +139,25 @@ class Engine:
         """Free the weights. No call may be running."""
         self._whisper.model.unload_model()
 
+    @property
+    def _last_token(self) -> int:
+        """The timestamps 0.00 to 30.00 are a vocabulary's last, but the tokenizer's file doesn't always list them."""
+        return int(self._whisper.hf_tokenizer.token_to_id("<|notimestamps|>")) + 1501
+
     def _tokens(self, prompt: str) -> int:
         return len(self._whisper.hf_tokenizer.encode(" " + prompt.strip(), add_special_tokens=False).ids)
 
 
-def _until(stop: Stop, segments: Iterable[fw.Segment]) -> Iterable[fw.Segment]:
-    for segment in segments:
-        stop.check()
-        yield segment
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return any(text in str(error).lower() for text in ("out of memory", "bad_alloc", "alloc_failed"))
+@contextmanager
+def _memory_told_apart() -> Iterator[None]:
+    """CTranslate2 raises RuntimeError for everything; only its text tells what was short."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = str(error).lower()
+        if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
+            raise OutOfMemory("the device has too little memory for this job at the moment: try again") from error
+        raise
 
 
 def _segment(segment: fw.Segment) -> Segment:

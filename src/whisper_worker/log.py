@@ -28,7 +28,7 @@ def event(name: str, *, job: str | None = None, level: int = INFO, trace: bool =
     if not _logger.isEnabledFor(level):
         return
     parts = [f"event={name}"]
-    parts += [f"job={job}"] if job else []
+    parts += [f"job={_value(job)}"] if job else []
     parts += [f"{key}={_value(value)}" for key, value in fields.items() if value is not None]
     _logger.log(level, " ".join(parts), exc_info=trace, extra={"job": job})
 
@@ -37,7 +37,8 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "=\n') else text
+    plain = text.isprintable() and not any(c in text for c in ' "=')
+    return text if text and plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 class _PlainFormatter(logging.Formatter):

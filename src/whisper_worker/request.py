@@ -29,6 +29,9 @@ from whisper_worker.languages import language_code
 
 URL_SCHEMES = ("http://", "https://")
 BOUND_SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+MAX_FIELDS = 100  # in a request, real or not: more aren't worth the event loop's time
+MAX_PROBLEMS = 20  # told at once
+MAX_TOKENS_LENGTH = 1000  # items of a list, or characters of a text
 MAX_TOKEN_ID = 51865  # the last id of the largest Whisper vocabulary (large-v3)
 
 
@@ -79,6 +82,8 @@ def _language(value: str) -> str | None:
 
 def _token_ids(value: Any) -> Any:
     """The official worker's comma-separated string, or a list of numbers."""
+    if isinstance(value, (str, list)) and len(value) > MAX_TOKENS_LENGTH:  # before each is looked at
+        raise ValueError("has too many token ids")
     if not isinstance(value, str):
         return value
     try:
@@ -129,7 +134,7 @@ class Request(BaseModel):
     beam_size: int = Field(5, ge=1, le=10, description="Beams when the temperature is 0")
     patience: float = Field(1.0, gt=0, le=5, description="Beam search patience")
     length_penalty: float = Field(1.0, ge=0, le=2, description="Exponent of the length by which beams are scored")
-    suppress_tokens: Annotated[list[TokenId], Field(max_length=1000), BeforeValidator(_token_ids)] = Field(
+    suppress_tokens: Annotated[list[TokenId], BeforeValidator(_token_ids)] = Field(
         [-1],
         description="Token ids never to be produced, as a list or separated by commas; -1 stands for the model's own "
         "list of symbols that aren't spoken; empty: none",
@@ -174,6 +179,8 @@ def parse_request(raw: Any, rules: InputRules) -> Request:
     """Raises BadInput with every problem of `raw` (a job's input), each with its field."""
     if not isinstance(raw, Mapping):
         raise BadInput("input: must be an object with the field audio or audio_base64")
+    if len(raw) > MAX_FIELDS:
+        raise BadInput(f"input: has {len(raw)} fields, there are only {len(Request.model_fields)}")
     given = {name: value for name, value in raw.items() if value is not None}
     problems = []
     if ("audio" in given) == ("audio_base64" in given):
@@ -183,9 +190,9 @@ def parse_request(raw: Any, rules: InputRules) -> Request:
     except ValidationError as error:
         # The caller's value isn't repeated: it may be a whole file, or a URL with a token.
         details = error.errors(include_url=False, include_context=False)
-        problems = [_explain(dict(detail)) for detail in details] + problems
+        problems = [_explain(dict(detail)) for detail in details[:MAX_PROBLEMS]] + problems
     if problems:
-        raise BadInput("; ".join(problems[:20]))
+        raise BadInput("; ".join(problems))
     return request
 
 

@@ -23,24 +23,28 @@ WARM_UP_CLIP = "warm_up.ogg"
 def main() -> None:
     """Run the worker until the SDK ends it. Settings or a model that can't be used end the process with code 1."""
     try:
-        settings = Settings.from_env(os.environ)
+        _run(Settings.from_env(os.environ))
     except SettingsError as error:
         sys.exit(f"whisper_worker: {error}")
+
+
+def _run(settings: Settings) -> None:
     log.configure(settings.log_level)
     _quieten_sdk()
 
     # All imports by this thread, one after the other: two threads that import at once can see half-made modules.
     # The weights are read on another one meanwhile, without holding the GIL.
-    from whisper_worker.engine import Engine, choose_device
+    from whisper_worker.engine import Engine, choose_compute_type, choose_device
     from whisper_worker.models import ModelUnavailable, find
 
     device = choose_device(settings)
+    compute_type = choose_compute_type(settings, device)
     threads = Threads.plan(settings, device, available_cores())
     if threads.warning:
         log.event("oversubscribed", level=log.WARNING, note=threads.warning)
 
     with ThreadPoolExecutor(1, "load") as loader:
-        loading = loader.submit(lambda: Engine.load(find(settings.model), settings, device, threads))
+        loading = loader.submit(lambda: Engine.load(find(settings.model), device, compute_type, threads))
         import runpod
 
         from whisper_worker.service import Service
@@ -50,7 +54,7 @@ def main() -> None:
         except ModelUnavailable as error:
             sys.exit(f"whisper_worker: {error}")
         except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
-            sys.exit(f"whisper_worker: MODEL={settings.model!r} can't be loaded: {error}")
+            sys.exit(f"whisper_worker: the model {settings.model or 'bundled'} can't be loaded: {error}")
 
     service = Service(settings, threads, engine)
 

@@ -24,8 +24,9 @@ from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop, in_loose_thread, in_thread
 from whisper_worker.transcript import Transcript
 
-# A hostile server can hold a download's thread longer than its job lives; so many may hang before others must wait.
-SPARE_IO_THREADS = 64
+# A hostile server can hold a download's thread longer than its job lives: so many may hang before other downloads must
+# wait. Nothing else uses these threads.
+SPARE_DOWNLOADERS = 64
 
 T = TypeVar("T")
 
@@ -70,7 +71,8 @@ class Service:
             max_redirects=settings.max_redirects,
         )
         self._places = asyncio.Semaphore(threads.jobs)  # the SDK's local API hands over any number of jobs
-        self._io = ThreadPoolExecutor(threads.jobs + SPARE_IO_THREADS, "io")
+        self._io = ThreadPoolExecutor(threads.jobs, "io")
+        self._downloaders = ThreadPoolExecutor(threads.jobs + SPARE_DOWNLOADERS, "download")
         self._media = ThreadPoolExecutor(threads.media, "media")
         self._model = ThreadPoolExecutor(threads.inter, "model")
         self._decoding = _Counter()
@@ -167,7 +169,7 @@ class Service:
     async def _download(self, job: Job, url: str) -> IO[bytes]:
         file = TemporaryFile(prefix="whisper-worker-")  # noqa: SIM115  (closed by the caller, or below)
         try:
-            work = in_loose_thread(self._io, job.stop, fetch.download, url, file, self._downloads, job.stop)
+            work = in_loose_thread(self._downloaders, job.stop, fetch.download, url, file, self._downloads, job.stop)
             await asyncio.wait_for(work, self._downloads.timeout_s + fetch.STALL_S)
         except BaseException as error:
             self._io.submit(file.close)
@@ -221,6 +223,7 @@ class Service:
 
     def close(self) -> None:
         """End the threads, then free the model. Jobs should have ended."""
+        self._downloaders.shutdown(wait=False, cancel_futures=True)
         self._io.shutdown(wait=False)  # files may still wait there to be closed
         self._media.shutdown(wait=False, cancel_futures=True)
         self._model.shutdown(wait=True, cancel_futures=True)

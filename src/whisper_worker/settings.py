@@ -144,7 +144,7 @@ def available_cores(env: Mapping[str, str] = os.environ, cgroup: Path = Path("/s
         limits.append(ceil(int(quota) / int(period)))
     except (OSError, ValueError):
         pass  # no version 2 cgroup, or "max": no limit
-    if (given := env.get("RUNPOD_CPU_COUNT", "")).isdigit():
+    if (given := env.get("RUNPOD_CPU_COUNT", "")).isascii() and given.isdigit():
         limits.append(int(given))
     return max(min(limits), 1)
 
