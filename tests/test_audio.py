@@ -258,9 +258,9 @@ def test_a_rate_and_layout_that_change_midway_lose_nothing() -> None:
 
 
 def test_a_stream_that_comes_up_midway_ends_nothing() -> None:
-    first = encode("mpegts", "aac", [speech()])
+    around = encode("mpegts", "aac", [np.tile(speech(), 4)])
     other = encode("mpegts", "aac", [speech()], options={"mpegts_start_pid": "300"})
-    decoded = heard(first * 8 + other)
+    decoded = heard(around + other + around)  # FFmpeg looks at both ends when it opens a file: the middle is news
     assert decoded.duration == pytest.approx(8 * len(speech()) / RATE, rel=0.05)
 
 
