@@ -163,8 +163,9 @@ def test_what_goes_wrong_is_told_with_its_code(given: dict[str, Any], expected: 
     assert "/no/such" not in text
 
 
-def test_audio_over_the_limit_is_too_long() -> None:
-    assert error(job(), MAX_AUDIO_S="2").startswith("TOO_LONG: ")
+def test_audio_over_the_limit_is_too_long(caplog: pytest.LogCaptureFixture) -> None:
+    assert error(job(id="job-3"), MAX_AUDIO_S="2").startswith("TOO_LONG: ")
+    assert "event=job_failed job=job-3 code=TOO_LONG" in caplog.text
 
 
 def test_a_reply_over_the_limit_is_an_error_not_a_loss() -> None:

@@ -92,7 +92,8 @@ class Service:
             raise
         except WorkerError as error:
             # The cause, if any, goes into the log only: it may hold addresses, paths and tokens.
-            log.event("job_failed", job=job_id, level=log.WARNING, trace=error.__cause__ is not None, reply=error)
+            caused = error.__cause__ is not None
+            log.event("job_failed", job=job_id, level=log.WARNING, trace=caused, code=error.code, reply=error)
             return error.reply
         except MemoryError:
             log.event("job_failed", job=job_id, level=log.ERROR, trace=True)
