@@ -82,18 +82,19 @@ def decode(file: IO[bytes], stop: Stop, *, max_seconds: float, extension: str = 
     `extension` is that of the caller's name for it, in lower case without the dot; only formats without a header need
     it. Raises NotAudio, NoAudioStream, TooLong (while decoding: a small file may hold days) or Stopped.
     """
-    mixed = _decode(file, stop, max_seconds, extension, channel=None)
+    mixed = _decode(file, stop, extension, _Decoded(max_seconds))
     if mixed.loudest_if_cancelled is None:
         return mixed.audio()
     # The channels are each other's opposite (one was wired the wrong way round): take one of them.
-    single = _decode(file, stop, max_seconds, extension, channel=mixed.loudest_if_cancelled)
+    single = _decode(file, stop, extension, _Decoded(max_seconds, channel=mixed.loudest_if_cancelled))
     return single.audio(f"the channels cancel each other out when mixed: only channel {single.channel} was used")
 
 
 class _Decoded:
     """What one walk over the packets gathers."""
 
-    def __init__(self, channel: int | None) -> None:
+    def __init__(self, max_seconds: float, channel: int | None = None) -> None:
+        self.max_seconds = max_seconds
         self.channel = channel
         self.blocks: list[Samples] = []
         self.samples = 0
@@ -105,7 +106,7 @@ class _Decoded:
         self._channel_energy = np.zeros(0)
 
     def add(self, block: Samples) -> None:
-        """Mix a block of shape (channels, n) to mono and keep it."""
+        """Mix a block of shape (channels, n) to mono and keep it. Raises TooLong once there is more than allowed."""
         block = np.nan_to_num(block, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
         if self.channel is None:
             mono = block[0] if len(block) == 1 else block.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -114,6 +115,8 @@ class _Decoded:
             mono = block[min(self.channel, len(block) - 1)]
         self.blocks.append(mono)
         self.samples += len(mono)
+        if self.samples > self.max_seconds * SAMPLE_RATE:
+            raise TooLong(f"the audio is longer than the {self.max_seconds:g} s that are allowed")
 
     def _measure(self, block: Samples, mono: Samples) -> None:
         energy = np.einsum("cn,cn->c", block, block, dtype=np.float64)
@@ -157,8 +160,7 @@ def _within_range(samples: Samples) -> Samples:
     return np.asarray(np.clip(samples / max(loud, 1.0), -1.0, 1.0), np.float32)
 
 
-def _decode(file: IO[bytes], stop: Stop, max_seconds: float, extension: str, channel: int | None) -> _Decoded:
-    decoded = _Decoded(channel)
+def _decode(file: IO[bytes], stop: Stop, extension: str, decoded: _Decoded) -> _Decoded:
     with _open(file, extension) as container:
         stream = _audio_stream(container)
         resampler = _Resampler()
@@ -166,14 +168,10 @@ def _decode(file: IO[bytes], stop: Stop, max_seconds: float, extension: str, cha
             stop.check()
             for frame in _frames(packet, stream, decoded):
                 _take(frame, resampler, decoded)
-                if decoded.samples > max_seconds * SAMPLE_RATE:
-                    raise TooLong(f"the audio is longer than the {max_seconds:g} s that are allowed")
         for block in resampler.flush():
             decoded.add(block)
         if decoded.damaged and not decoded.samples:
             raise NotAudio("no audio could be decoded: the file is damaged")
-        if decoded.samples > max_seconds * SAMPLE_RATE:
-            raise TooLong(f"the audio is longer than the {max_seconds:g} s that are allowed")
         decoded.expected_s = _expected_s(container, stream)
         decoded.ends_early = container.format.name == "ogg" and not _has_last_ogg_page(file)
         decoded.hidden_bytes = _hidden_bytes(file, container, stream, decoded.samples / SAMPLE_RATE)

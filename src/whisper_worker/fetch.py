@@ -1,4 +1,4 @@
-"""A caller's URL → a file, safely. Runs on the I/O pool.
+"""A caller's URL → a file, safely. Runs on the download pool.
 
 Addresses are checked by the SDK's SSRF protection: only public ones, at each redirect, and the connection goes to the
 very address that was checked, through no proxy. Its `safe_get` isn't used: `requests` reads the body of each redirect
