@@ -77,11 +77,18 @@ def test_a_format_without_header_is_known_by_its_extension_alone() -> None:
         heard(g722)
 
 
+@pytest.mark.parametrize("first", [b"{", b"\n {", b"{}"])
+def test_samples_that_begin_like_json_are_still_samples(first: bytes) -> None:
+    g722 = encode("g722", "g722", [speech()], rate=16_000)
+    assert alike(heard(first + g722[len(first) :], extension="g722").samples, speech()) > 0.9
+
+
 NOT_AUDIO = {
     "empty": (b"", "empty"),
     "text named .mp3": (b"good morning to you all\n" * 9, "text"),
     "HTML": (b"\n <!DOCTYPE html><html><body>log in</body></html>", "HTML"),
     "JSON": (b'{"error": "expired"}', "JSON"),
+    "JSON of other alphabets, cut within a letter": (('{"a": "' + "é" * 99 + '"}').encode(), "JSON"),
     "subtitles": (b"1\n00:00:01,000 --> 00:00:02,000\nHello\n\n", "text"),
     "a picture": (b"\xff\xd8\xff\xe0\x00\x10JFIF" + bytes(99), "JPEG"),
     "a ZIP that holds an MP3": (b"PK\x03\x04" + encode("mp3", "libmp3lame", [speech()], rate=44_100), "ZIP"),

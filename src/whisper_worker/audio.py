@@ -5,6 +5,7 @@ frame, follows playlists, and knows no limit. FFmpeg comes with PyAV: no ffmpeg 
 pool.
 """
 
+import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, NoReturn
@@ -50,7 +51,6 @@ LOOKS_LIKE = (
     (b"<!doctype html", "an HTML page"),
     (b"<html", "an HTML page"),
     (b"<?xml", "an XML document"),
-    (b"{", "JSON"),
 )
 
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; outside, a small file becomes huge, and it's no recording
@@ -195,10 +195,8 @@ def _open(file: IO[bytes], extension: str) -> InputContainer:
     file.seek(0)
     if not head:
         raise NotAudio("the file is empty")
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    for signature, what in LOOKS_LIKE:
-        if start.startswith(signature.lower()):
-            raise NotAudio(f"the file is {what}, not audio")
+    if what := _looks_like(head):
+        raise NotAudio(f"the file is {what}, not audio")
     try:
         return _open_as(file, None)
     except av.FFmpegError as error:
@@ -208,6 +206,26 @@ def _open(file: IO[bytes], extension: str) -> InputContainer:
         return _open_as(file, headerless)
     except av.FFmpegError as error:
         raise _not_audio(file) from error
+
+
+def _looks_like(head: bytes) -> str | None:
+    """What the first bytes of a file show it to be, where that is known and no audio."""
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    for signature, what in LOOKS_LIKE:
+        if start.startswith(signature.lower()):
+            return what
+    return "JSON" if start.startswith(b"{") and _is_text(head) else None  # samples may begin with any one byte
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether bytes, which may end within a letter, are UTF-8 that people write."""
+    if b"\0" in head:
+        return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _open_as(file: IO[bytes], demuxer: str | None) -> InputContainer:
@@ -237,11 +255,9 @@ def _refuse_to_open(*_: object) -> NoReturn:
 def _not_audio(file: IO[bytes]) -> NotAudio:
     """FFmpeg's own messages are left out: they hold paths, and say "invalid data" of everything."""
     file.seek(0)
-    try:
-        text = file.read(512).decode()
-    except UnicodeDecodeError:
-        return NotAudio("the file is no audio or video that can be read, or it is damaged at its start")
-    return NotAudio("the file is text, not audio" if text.isprintable() or "\n" in text else "the file is not audio")
+    if _is_text(file.read(512)):
+        return NotAudio("the file is text, not audio")
+    return NotAudio("the file is no audio or video that can be read, or it is damaged at its start")
 
 
 def _audio_stream(container: InputContainer) -> AudioStream:

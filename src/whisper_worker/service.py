@@ -1,7 +1,8 @@
 """The story of one job: request → media file → audio → speech → transcript → reply.
 
 Everything here runs on the event loop and waits for work that other threads do: the download and I/O pools fetch, the
-media pool decodes and looks for speech, the model pool transcribes. So the I/O of many jobs overlaps, and the loop stays free.
+media pool decodes and looks for speech, the model pool transcribes. So the I/O of many jobs overlaps, and the loop
+stays free.
 """
 
 import asyncio
