@@ -1,6 +1,7 @@
 """Downloads: from good servers, failing ones and hostile ones, all on loopback addresses."""
 
 import asyncio
+import gzip
 import io
 import socket
 from collections.abc import Iterator
@@ -104,6 +105,27 @@ def test_what_the_server_sends_is_written(server: FileServer, path: str, content
 def test_the_second_try_replaces_what_the_first_one_left(server: FileServer, path: str) -> None:
     assert downloaded(server.url(path)) == FILE
     assert server.requests[path] == 2
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "aws-chunked", "binary", "UTF-8"])
+def test_an_encoding_that_names_no_compression_changes_nothing(encoding: str) -> None:
+    """Object stores repeat what was once uploaded with a file, however wrong."""
+    with FileServer({"/odd": answer(200, FILE, f"Content-Encoding: {encoding}")}) as server:
+        assert downloaded(server.url("/odd")) == FILE
+
+
+@pytest.mark.parametrize("encoding", ["gzip", " GZIP", "x-gzip", "aws-chunked,gzip"])
+def test_what_is_stored_gzipped_is_unpacked(encoding: str) -> None:
+    with FileServer({"/odd": answer(200, gzip.compress(FILE), f"Content-Encoding: {encoding}")}) as server:
+        assert downloaded(server.url("/odd")) == FILE
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "compress", "gzip, gzip"])
+def test_a_compression_that_was_not_asked_for_is_named(encoding: str) -> None:
+    with FileServer({"/odd": answer(200, FILE, f"Content-Encoding: {encoding}")}) as server:
+        with pytest.raises(DownloadFailed, match=f"compressed as {encoding}"):
+            downloaded(server.url("/odd"))
+        assert server.requests["/odd"] == 1
 
 
 @pytest.mark.parametrize("path", ["/file", "/chunks", "/gzip"])

@@ -24,6 +24,8 @@ from whisper_worker.stop import Stop
 CHUNK_BYTES = 64 * 1024
 STALL_S = 10.0  # a socket that is silent for so long counts as lost; also how late a stop can be noticed
 FIRST_PAUSE_S = 0.5
+ZIPPED = ("gzip", "x-gzip", "deflate")  # zlib unpacks these
+COMPRESSED = (*ZIPPED, "br", "zstd", "compress", "x-compress")
 REDIRECTS = (301, 302, 303, 307, 308)
 
 HEADERS = {"User-Agent": "whisper-worker", "Accept": "*/*", "Accept-Encoding": "identity"}
@@ -41,21 +43,38 @@ class _Lost(Exception):
     """This try failed in a way that the next may not."""
 
 
+@dataclass(frozen=True)
+class _Download:
+    """What each step of one download needs to know."""
+
+    url: str
+    limits: DownloadLimits
+    deadline: float
+    stop: Stop
+
+    def check_time(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise timed_out(self.url, self.limits)
+
+    def failed(self, why: str) -> DownloadFailed:
+        return DownloadFailed(f"{without_secrets(self.url)}: {why}")
+
+
 def download(url: str, to: IO[bytes], limits: DownloadLimits, stop: Stop) -> None:
     """Write the file at `url` to `to`, from its beginning.
 
     Raises DownloadRefused (address, scheme), DownloadFailed (status, connection), TooLarge, TimedOut (the total
     time, not that of one read), or Stopped soon after `stop` is set.
     """
-    deadline = time.monotonic() + limits.timeout_s
+    wanted = _Download(url, limits, time.monotonic() + limits.timeout_s, stop)
     for attempt in range(1, limits.attempts + 1):
         try:
-            _attempt(url, to, limits, deadline, stop)
+            _attempt(wanted, to)
             return
         except _Lost as lost:
             pause_s = FIRST_PAUSE_S * 2 ** (attempt - 1)
-            if attempt == limits.attempts or time.monotonic() + pause_s >= deadline:
-                raise DownloadFailed(f"{without_secrets(url)}: {lost}") from lost.__cause__
+            if attempt == limits.attempts or time.monotonic() + pause_s >= wanted.deadline:
+                raise wanted.failed(str(lost)) from lost.__cause__
             stop.wait(pause_s)
 
 
@@ -71,50 +90,54 @@ def timed_out(url: str, limits: DownloadLimits) -> TimedOut:
     return TimedOut(f"{without_secrets(url)}: not downloaded within {limits.timeout_s:g} s")
 
 
-def _attempt(url: str, to: IO[bytes], limits: DownloadLimits, deadline: float, stop: Stop) -> None:
-    with _opened(url, limits, deadline) as response:
+def _attempt(wanted: _Download, to: IO[bytes]) -> None:
+    max_bytes = wanted.limits.max_bytes
+    with _opened(wanted) as response:
         if response.status_code == 429 or response.status_code >= 500:
             raise _Lost(f"the server answered HTTP {response.status_code}")
         if response.status_code != 200:
-            raise DownloadFailed(f"{without_secrets(url)}: the server answered HTTP {response.status_code}")
+            raise wanted.failed(f"the server answered HTTP {response.status_code}")
         declared = response.headers.get("Content-Length", "")
-        if declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.max_bytes:
-            raise TooLarge(f"the file has {declared[:20]} bytes, {limits.max_bytes} are allowed")
+        if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
+            raise TooLarge(f"the file has {declared[:20]} bytes, {max_bytes} are allowed")
         to.seek(0)
         to.truncate()
-        received = _received(response.raw, url, limits, deadline)
-        for data in _unpacked(received, response.headers.get("Content-Encoding", "identity").strip().lower()):
-            stop.check()
-            _check_time(url, limits, deadline)
+        for data in _unpacked(wanted, response):
+            wanted.stop.check()
+            wanted.check_time()
             to.write(data)
-            if to.tell() > limits.max_bytes:
-                raise TooLarge(f"the file has more than the {limits.max_bytes} bytes that are allowed")
+            if to.tell() > max_bytes:
+                raise TooLarge(f"the file has more than the {max_bytes} bytes that are allowed")
 
 
-def _received(body: Any, url: str, limits: DownloadLimits, deadline: float) -> Iterator[bytes]:
+def _received(wanted: _Download, body: Any) -> Iterator[bytes]:
     """What arrives, as it arrives: `read` and `iter_content` wait for a full chunk, on a trickle for hours."""
     while True:
         try:
             data = body.read1(CHUNK_BYTES, decode_content=False)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            _check_time(url, limits, deadline)
+            wanted.check_time()
             raise _Lost("the connection was lost") from error
         if not data:
             return
         yield data
 
 
-def _unpacked(received: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    """The body without its encoding. We ask for none, but what is stored gzipped comes gzipped.
+def _unpacked(wanted: _Download, response: requests.Response) -> Iterator[bytes]:
+    """The body without its compression. We ask for none, but object stores repeat what a file was uploaded with:
+    `gzip`, or names of no compression (`aws-chunked`), which change nothing.
 
     Yields at least once for each piece that comes in, if only nothing: urllib3's own decoding loops on empty blocks,
     where no time limit reaches.
     """
-    if encoding == "identity":
+    received = _received(wanted, response.raw)
+    encodings = response.headers.get("Content-Encoding", "").lower().replace(" ", "").split(",")
+    compressions = [encoding for encoding in encodings if encoding in COMPRESSED]
+    if not compressions:
         yield from received
         return
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise DownloadFailed("the server sends the file in an encoding that wasn't asked for")
+    if len(compressions) > 1 or compressions[0] not in ZIPPED:
+        raise wanted.failed(f"the file comes compressed as {', '.join(compressions)}")
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # either header
     try:
         for piece in received:
@@ -128,78 +151,73 @@ def _unpacked(received: Iterator[bytes], encoding: str) -> Iterator[bytes]:
 
 
 @contextmanager
-def _opened(url: str, limits: DownloadLimits, deadline: float) -> Iterator[requests.Response]:
+def _opened(wanted: _Download) -> Iterator[requests.Response]:
     """The answer behind all redirects, whose bodies are not read."""
-    here = url
-    for _ in range(limits.max_redirects + 1):
-        with _answered(url, here, limits, deadline) as response:
+    here = wanted.url
+    for _ in range(wanted.limits.max_redirects + 1):
+        with _answered(wanted, here) as response:
             if response.status_code not in REDIRECTS:
                 yield response
                 return
             location = response.headers.get("Location")
         if not location:
-            raise DownloadFailed(f"{without_secrets(url)}: it redirects to nowhere")
+            raise wanted.failed("it redirects to nowhere")
         try:
             here = urljoin(here, location)
         except ValueError as error:
-            raise DownloadFailed(f"{without_secrets(url)}: it redirects to no valid URL") from error
-    raise DownloadFailed(f"{without_secrets(url)}: it redirects more than {limits.max_redirects} times")
+            raise wanted.failed("it redirects to no valid URL") from error
+    raise wanted.failed(f"it redirects more than {wanted.limits.max_redirects} times")
 
 
 @contextmanager
-def _answered(url: str, here: str, limits: DownloadLimits, deadline: float) -> Iterator[requests.Response]:
+def _answered(wanted: _Download, here: str) -> Iterator[requests.Response]:
     """The answer to one GET of `here`, from the first of its addresses that can be reached."""
-    request = _prepared(url, here)
-    addresses = _public_addresses(url, here)
+    request = _prepared(wanted, here)
+    addresses = _public_addresses(wanted, here)
     while True:
         address = addresses.pop(0)
-        _check_time(url, limits, deadline)
-        patience_s = min(STALL_S, max(deadline - time.monotonic(), 0.1))
+        wanted.check_time()
+        patience_s = min(STALL_S, max(wanted.deadline - time.monotonic(), 0.1))
         with closing(PinnedIPAdapter(address)) as adapter:
             try:
                 response = adapter.send(request, stream=True, timeout=patience_s, verify=True)
             except requests.exceptions.SSLError as error:
-                raise DownloadFailed(f"{without_secrets(url)}: no secure connection could be made") from error
+                raise wanted.failed("no secure connection could be made") from error
             except (requests.exceptions.InvalidURL, UnicodeError) as error:
-                raise DownloadFailed(f"{without_secrets(url)}: it is no valid URL") from error
+                raise wanted.failed("it is no valid URL") from error
             except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
                 if addresses:
                     continue
-                _check_time(url, limits, deadline)
+                wanted.check_time()
                 raise _Lost("the server can't be reached, or doesn't answer") from error
             with response:
                 yield response
                 return
 
 
-def _public_addresses(url: str, here: str) -> list[str]:
+def _public_addresses(wanted: _Download, here: str) -> list[str]:
     """The addresses of the host in `here`, all of them public. Raises DownloadRefused, DownloadFailed or _Lost."""
     try:
         parts = urlsplit(here)
         host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
-        raise DownloadFailed(f"{without_secrets(url)}: it redirects to no valid URL") from error
+        raise wanted.failed("it redirects to no valid URL") from error
     if parts.scheme not in ("http", "https"):
-        raise DownloadRefused(f"{without_secrets(url)}: it leads to something that isn't http or https")
+        raise DownloadRefused(f"{without_secrets(wanted.url)}: it leads to something that isn't http or https")
     if not host:
-        raise DownloadFailed(f"{without_secrets(url)}: it redirects to a URL without a host")
+        raise wanted.failed("it redirects to a URL without a host")
     try:
         return list(resolve_and_validate(host, port))
     except SSRFError as error:
         if isinstance(error.__cause__, socket.gaierror):
             raise _Lost("the host's name can't be resolved") from error
-        raise DownloadRefused(f"{without_secrets(url)}: it leads to an address that isn't public") from error
+        raise DownloadRefused(f"{without_secrets(wanted.url)}: it leads to an address that isn't public") from error
     except (UnicodeError, ValueError) as error:  # a name that can't be a host's
-        raise DownloadFailed(f"{without_secrets(url)}: it is no valid URL") from error
+        raise wanted.failed("it is no valid URL") from error
 
 
-def _prepared(url: str, here: str) -> requests.PreparedRequest:
+def _prepared(wanted: _Download, here: str) -> requests.PreparedRequest:
     try:
         return requests.Request("GET", here, headers=HEADERS).prepare()
     except (requests.exceptions.RequestException, UnicodeError, ValueError) as error:
-        raise DownloadFailed(f"{without_secrets(url)}: it is no valid URL") from error
-
-
-def _check_time(url: str, limits: DownloadLimits, deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise timed_out(url, limits)
+        raise wanted.failed("it is no valid URL") from error
