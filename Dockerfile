@@ -20,7 +20,7 @@ RUN if [[ ${DEVICE} == cuda ]]; then \
 ARG EXTRAS=bundled
 COPY pyproject.toml README.md ./
 COPY src src
-RUN pip install --no-cache-dir ".[${EXTRAS}]"
+RUN pip install --no-cache-dir ".${EXTRAS:+[${EXTRAS}]}"
 
 COPY handler.py test_input.json ./
 RUN useradd --create-home worker
