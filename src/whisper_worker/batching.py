@@ -1,0 +1,198 @@
+"""Many `submit()` → few `run(batch)`: items of different owners meet in one call. Knows no speech.
+
+Each item has a key (only equal keys share a batch) and an owner (owners take turns). The batcher's own threads, and no
+others, call `run`; who submits gets a future and holds nothing else.
+"""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Condition, Thread
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class BatcherClosed(RuntimeError):
+    """Nothing runs any more."""
+
+
+@dataclass(eq=False)
+class _Entry(Generic[Item, Result]):
+    item: Item
+    key: Hashable
+    owner: Hashable
+    arrived: float
+    future: "Future[Result]" = field(default_factory=Future)
+
+
+class Batcher(Generic[Item, Result]):
+    """Runs what is submitted in batches of up to `max_size` items, on `threads` threads of its own.
+
+    Every future is settled, whatever happens. One that is cancelled before its turn is skipped. When `run` fails, or
+    returns another number of results than it got items, the batch is split and tried again, so that only the item at
+    fault fails. After an error that `is_memory_error` recognises, batches are at most half as large for
+    `halved_for_s`.
+
+    A free thread takes what is there. Only callers that have just been served, and are thus about to come back with
+    their next item, are waited for: never for longer than `max_wait_s`, and not where they make no larger batch.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Sequence[Item]], Sequence[Result]],
+        *,
+        threads: int,
+        max_size: int = 1,
+        max_wait_s: float = 0.0,
+        is_memory_error: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError),
+        halved_for_s: float = 60.0,
+        name: str = "batch",
+    ) -> None:
+        self._run = run
+        self._max_size = max_size
+        self._max_wait_s = max_wait_s
+        self._is_memory_error = is_memory_error
+        self._halved_for_s = halved_for_s
+
+        self._changed = Condition()  # guards all below
+        self._waiting: _Turns[Item, Result] = _Turns()
+        self._closed = False
+        self._halved_size, self._halved_until = max_size, 0.0
+        self._coming, self._coming_until = 0, 0.0
+
+        self._threads = [Thread(target=self._work, name=f"{name}_{i}", daemon=True) for i in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, item: Item, *, key: Hashable = None, owner: Hashable = None) -> "Future[Result]":
+        """The future of the item's result. Raises BatcherClosed after `close()`."""
+        entry: _Entry[Item, Result] = _Entry(item, key, owner, time.monotonic())
+        with self._changed:
+            if self._closed:
+                raise BatcherClosed("submitted after close()")
+            self._coming = max(self._coming - 1, 0)
+            self._waiting.put(entry)
+            self._changed.notify()
+        return entry.future
+
+    def close(self) -> None:
+        """Fail what waits with BatcherClosed, and return once what runs has ended. Not to be called by `run`."""
+        with self._changed:
+            self._closed = True
+            left = self._waiting.take_all()
+            self._changed.notify_all()
+        for entry in left:
+            entry.future.set_exception(BatcherClosed("closed before its turn"))
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while batch := self._next_batch():
+            self._settle(batch)
+            del batch  # don't keep it alive while waiting for the next
+
+    def _next_batch(self) -> list[_Entry[Item, Result]]:
+        """Waits for one; empty once closed."""
+        with self._changed:
+            while not self._closed:
+                wait_s = self._seconds_to_wait()
+                if wait_s is None or wait_s > 0:
+                    self._changed.wait(wait_s)
+                elif batch := self._waiting.take(self._size()):
+                    if self._waiting:
+                        self._changed.notify()  # more for another thread
+                    return batch
+            return []
+
+    def _seconds_to_wait(self) -> float | None:
+        """For company; None: there is nothing to run."""
+        if not self._waiting:
+            return None
+        now = time.monotonic()
+        if now >= self._coming_until:
+            self._coming = 0
+        if not self._coming or self._waiting.count >= self._size():
+            return 0
+        return min(self._coming_until, self._waiting.oldest + self._max_wait_s) - now
+
+    def _size(self) -> int:
+        return self._halved_size if time.monotonic() < self._halved_until else self._max_size
+
+    def _settle(self, batch: list[_Entry[Item, Result]]) -> None:
+        try:
+            results = self._run([entry.item for entry in batch])
+            if len(results) != len(batch):
+                raise RuntimeError(f"{len(results)} results for a batch of {len(batch)}")
+        except BaseException as error:
+            self._settle_failed(batch, error)
+        else:
+            with self._changed:  # before they are served: they may be back at once
+                self._coming += len(batch)
+                self._coming_until = time.monotonic() + self._max_wait_s
+            for entry, result in zip(batch, results, strict=True):
+                entry.future.set_result(result)
+
+    def _settle_failed(self, batch: list[_Entry[Item, Result]], error: BaseException) -> None:
+        if len(batch) == 1:
+            batch[0].future.set_exception(error)
+            return
+        half = len(batch) // 2
+        if self._is_memory_error(error):
+            with self._changed:
+                self._halved_size, self._halved_until = half, time.monotonic() + self._halved_for_s
+        self._settle(batch[:half])
+        self._settle(batch[half:])
+
+
+class _Turns(Generic[Item, Result]):
+    """What waits, by owner. A batch takes one item of each owner in turn, then goes round again.
+
+    The owner whose turn it is decides the batch's key. One that has contributed goes to the end of the line; one that
+    has nothing of the key keeps its place.
+    """
+
+    def __init__(self) -> None:
+        self._owners: OrderedDict[Hashable, deque[_Entry[Item, Result]]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._owners.values()))
+
+    @property
+    def oldest(self) -> float:
+        return min(entries[0].arrived for entries in self._owners.values())
+
+    def put(self, entry: _Entry[Item, Result]) -> None:
+        self._owners.setdefault(entry.owner, deque()).append(entry)
+
+    def take(self, size: int) -> list[_Entry[Item, Result]]:
+        """Up to `size` entries of one key, their futures running. Empty when all that waited had been cancelled."""
+        batch: list[_Entry[Item, Result]] = []
+        while len(batch) < size and (entry := self._next_for(batch)):
+            batch.append(entry)
+        return batch
+
+    def _next_for(self, batch: list[_Entry[Item, Result]]) -> _Entry[Item, Result] | None:
+        for owner, entries in list(self._owners.items()):
+            for entry in [entry for entry in entries if not batch or entry.key == batch[0].key]:
+                entries.remove(entry)
+                if not entries:
+                    del self._owners[owner]
+                if entry.future.set_running_or_notify_cancel():  # False: nobody waits for it any more
+                    if entries:
+                        self._owners.move_to_end(owner)
+                    return entry
+        return None
+
+    def take_all(self) -> list[_Entry[Item, Result]]:
+        """All that is left and not cancelled, futures running."""
+        entries = [entry for owned in self._owners.values() for entry in owned]
+        self._owners.clear()
+        return [entry for entry in entries if entry.future.set_running_or_notify_cancel()]
