@@ -1,35 +1,72 @@
-"""Which parts of a recording hold speech (Silero VAD, as faster-whisper ships it), and the way back to its times.
+"""Who speaks when in a recording (Silero VAD, as faster-whisper ships it), and the way back to the recording's times.
 
-Voice activity detection runs once for each job, on the media pool; the model then hears only what is left.
+Voice activity detection runs once for each job, on the media pool; what of it the model then hears, `pieces` decides.
 """
 
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import faster_whisper.transcribe as fw
 import numpy as np
-from faster_whisper.vad import VadOptions, collect_chunks, get_speech_timestamps
+from faster_whisper.vad import get_vad_model
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from whisper_worker.audio import SAMPLE_RATE, Samples
+from whisper_worker.stop import Stop
 
 # onnxruntime, which runs the detector, reports its use to its maker over the network unless told not to before it is
 # imported (by faster-whisper, at the first detection). Other people's recordings are nobody's business.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+FRAME = 512  # samples for which the detector gives one probability of speech: 32 ms
+LOOK_BACK = 64  # samples before a frame that it sees too
+BLOCK = 256  # frames in one run of it: 8 s, some MB. More take memory and save no time
+SPOKEN, SILENT = 0.5, 0.35  # probabilities from which speech begins, below which it may end; between, it goes on
+MIN_SILENCE = 2 * SAMPLE_RATE  # samples; a shorter pause is part of the speech
+PADDING = SAMPLE_RATE * 2 // 5  # samples around speech that belong to it
+
 MIN_S = 0.1  # less than this isn't speech: the model invents text for it, and word alignment once crashed on it
 SNAP_S = 0.5  # a segment that reaches so little into the next stretch of speech belongs to its own
 LOUD = 0.5  # amplitude to which quiet recordings are raised for the detector, which is deaf to whispering levels
 MAX_GAIN = 1000.0
+GAUGED = 500_000  # samples, about, that tell how loud a recording is
+
+Probabilities = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The samples from `start` to before `end` of a recording."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A recording and where speech is in it.
+
+    `samples`: the recording itself, float32, shape (n,). `probabilities`: that of speech for each `FRAME` of it, the
+    last padded; float32, shape (ceil(n / FRAME),). `spans`: the stretches of speech in order, apart from each other.
+    """
+
+    samples: Samples
+    probabilities: Probabilities
+    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True)
 class Speech:
     """What the model hears of a recording.
 
-    `samples`: float32, shape (n,), the stretches of speech joined. `chunks`: their start and end samples in the file
-    (the shape of faster-whisper's VAD), or None when nothing was taken out.
+    `samples`: float32, shape (n,), stretches of the recording joined. `chunks`: their start and end samples in the file
+    (the shape of faster-whisper's VAD), or None for one stretch from the file's start.
     """
 
     samples: Samples
@@ -45,12 +82,17 @@ class Speech:
         return self.duration < MIN_S
 
     def in_file_time(self, segments: Iterable[fw.Segment]) -> Iterator[fw.Segment]:
-        """The segments, whose times count from the start of `samples`, with the times of the recording."""
+        """The segments, whose times count from the start of `samples`, with the times of the recording.
+
+        The model gives ends, even whole segments, past the end of what it hears, where another piece may follow:
+        such ends are clamped, such segments dropped.
+        """
+        inside = (_clamp(s, self.duration) for s in segments if s.start < self.duration)
         if not self.chunks:
-            return iter(segments)
+            return inside
         lengths = (chunk["end"] - chunk["start"] for chunk in self.chunks[:-1])
         seams = [samples / SAMPLE_RATE for samples in accumulate(lengths)]
-        return iter(fw.restore_speech_timestamps((_snap(s, seams) for s in segments), self.chunks, SAMPLE_RATE))
+        return iter(fw.restore_speech_timestamps((_snap(s, seams) for s in inside), self.chunks, SAMPLE_RATE))
 
 
 def whole(samples: Samples) -> Speech:
@@ -58,19 +100,66 @@ def whole(samples: Samples) -> Speech:
     return Speech(samples)
 
 
-def find_speech(samples: Samples) -> Speech:
-    """The stretches of speech with faster-whisper's default options; none at all is an empty `Speech`."""
-    if not len(samples):
-        return Speech(samples)
-    chunks = get_speech_timestamps(samples * _gain(samples), VadOptions())
-    if not chunks:
-        return Speech(samples[:0])
-    return Speech(np.concatenate(collect_chunks(samples, chunks)[0]), chunks)
+def listen(samples: Samples, stop: Stop) -> Heard:
+    """Run the detector over a recording, block by block; `stop` is read before each. Raises Stopped.
+
+    Takes a few MB beside `samples`, however long they are.
+    """
+    detect = get_vad_model().session.run
+    gain = _gain(samples)
+    probabilities = np.empty(-(-len(samples) // FRAME), np.float32)
+    hidden = cell = np.zeros((1, 1, 128), np.float32)
+    for first in range(0, len(probabilities), BLOCK):
+        stop.check()
+        last = min(first + BLOCK, len(probabilities))
+        frames = _frames(samples, first, last) * gain
+        probabilities[first:last], hidden, cell = detect(None, {"input": frames, "h": hidden, "c": cell})
+    return Heard(samples, probabilities, find_spans(probabilities, len(samples)))
+
+
+def find_spans(probabilities: Probabilities, length: int) -> tuple[Span, ...]:
+    """The stretches of speech in a recording of `length` samples, as faster-whisper's default options have it."""
+    return tuple(
+        Span(max(start * FRAME - PADDING, 0), min(end * FRAME + PADDING, length))
+        for start, end in _turns(probabilities)
+    )
+
+
+def _turns(probabilities: Probabilities) -> Iterator[tuple[int, int]]:
+    """Of each stretch of speech its first frame, and the frame at which the long pause behind it begins."""
+    spoken = [*np.flatnonzero(probabilities >= SPOKEN).tolist(), len(probabilities)]
+    start = spoken[0]
+    for here, there in pairwise(spoken):
+        if (there - here) * FRAME > MIN_SILENCE:
+            silent = here + np.flatnonzero(probabilities[here:there] < SILENT)
+            if len(silent) and (silent[-1] - silent[0]) * FRAME >= MIN_SILENCE:
+                yield start, int(silent[0])
+                start = there
+    if start < len(probabilities):
+        yield start, len(probabilities)
+
+
+def _frames(samples: Samples, first: int, last: int) -> Samples:
+    """The frames from `first` to before `last`, each with the samples it looks back on: (frames, LOOK_BACK + FRAME)."""
+    start, end = first * FRAME - LOOK_BACK, last * FRAME
+    missing = max(-start, 0), max(end - len(samples), 0)
+    stretch = np.pad(samples[max(start, 0) : end], missing)
+    return sliding_window_view(stretch, LOOK_BACK + FRAME)[::FRAME]
 
 
 def _gain(samples: Samples) -> np.float32:
-    loud = float(np.percentile(np.abs(samples), 99.9))
+    if not len(samples):
+        return np.float32(1.0)
+    step = len(samples) // GAUGED | 1  # odd, lest it meet mains hum (320 samples at 50 Hz) always at the same point
+    loud = float(np.percentile(np.abs(samples[::step]), 99.9))
     return np.float32(min(max(LOUD / loud, 1.0), MAX_GAIN) if loud else 1.0)
+
+
+def _clamp(segment: fw.Segment, duration: float) -> fw.Segment:
+    segment.end = min(segment.end, duration)
+    for word in segment.words or ():
+        word.start, word.end = min(word.start, duration), min(word.end, duration)
+    return segment
 
 
 def _snap(segment: fw.Segment, seams: list[float]) -> fw.Segment:
