@@ -13,7 +13,7 @@ import pytest
 
 from whisper_worker.engine import Engine
 from whisper_worker.models import ModelFiles, find
-from whisper_worker.settings import Threads
+from whisper_worker.settings import Settings, Threads
 
 ROOT = Path(__file__).parent.parent
 RECORDINGS = ROOT.parent / "shared/audio"
@@ -28,7 +28,12 @@ def english() -> Engine:
 
 @pytest.fixture(scope="session")
 def multilingual() -> Engine:
-    """Multilingual Whisper base, joined once, in a cache folder, from the two packages that carry its halves."""
+    """Multilingual Whisper base."""
+    return load(ModelFiles("base", find_multilingual()))
+
+
+def find_multilingual() -> Path:
+    """The folder of Whisper base, joined once, in a cache, from the two packages that carry its halves."""
     specs = [importlib.util.find_spec(name) for name in HALVES]
     if not all(specs):
         pytest.skip("no multilingual test model: scripts/fetch-test-model installs it")
@@ -39,7 +44,7 @@ def multilingual() -> Engine:
         with TemporaryDirectory(dir=folder.parent) as made:
             _join(first, second, Path(made) / "model")
             (Path(made) / "model").rename(folder)
-    return load(ModelFiles("base", folder))
+    return folder
 
 
 def _join(first: Path, second: Path, folder: Path) -> None:
@@ -52,8 +57,9 @@ def _join(first: Path, second: Path, folder: Path) -> None:
                 shutil.copyfileobj(part, whole)
 
 
-def load(files: ModelFiles) -> Engine:
-    return Engine.load(files, "cpu", "int8", Threads(inter=2, intra=1, jobs=6, media=2))
+def load(files: ModelFiles, batch: int = 1, **env: str) -> Engine:
+    threads = Threads(inter=2, intra=1, batch=batch, jobs=6, media=2)
+    return Engine.load(files, "cpu", "int8", threads, Settings.from_env(env))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """Hand-written stand-ins with the real shapes."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from whisper_worker.audio import Samples
+from whisper_worker.pieces import Piece
 from whisper_worker.request import Request
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
-from whisper_worker.transcript import NOTHING_SAID, Segment, Transcript, Word, within
+from whisper_worker.transcript import Said, Segment, Word
 
 
 def segment(start: float, end: float, text: str = " Hello.", words: tuple[Word, ...] | None = None) -> Segment:
@@ -26,34 +28,51 @@ def segment(start: float, end: float, text: str = " Hello.", words: tuple[Word, 
 
 
 class FakeEngine:
-    """Says "Hello." to any speech. `act`, when given, runs in its place, in the thread of the model pool."""
+    """Says "Hello." in each piece. `act`, when given, runs in its place, in the piece's thread."""
 
     name = "fake"
     device = "cpu"
 
-    def __init__(self, act: Callable[[Speech, Stop], Transcript] | None = None, english_only: bool = False) -> None:
+    def __init__(self, act: Callable[[Speech, Stop], Said] | None = None, english_only: bool = False) -> None:
         self.speaks_english_only = english_only
-        self.calls: list[tuple[str, str | None]] = []
+        self.pieces = 0
         self.threads: set[str] = set()
         self.closed = False
-        self._act = act
+        self.act = act
 
     def check(self, request: Request) -> None:
         pass
 
-    def transcribe(
-        self, speech: Speech, request: Request, stop: Stop, *, duration: float, task: str, language: str | None
-    ) -> Transcript:
-        stop.check()
-        self.calls.append((task, language))
-        self.threads.add(threading.current_thread().name)
-        if self._act:
-            return self._act(speech, stop)
-        if speech.is_empty:
-            return NOTHING_SAID
-        text = " Hello." if task == "transcribe" else " Translated."
-        words = (Word(text, 0.1, 0.9, 0.8),) if request.word_timestamps else None
-        return Transcript(within([segment(0, 1, text, words)], duration), language or "de", 0.9)
+    def walk(self, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> "FakeWalk":
+        return FakeWalk(self, pieces, samples, request, stop)
 
     def close(self) -> None:
         self.closed = True
+
+
+class FakeWalk:
+    first_run: float | None = None
+
+    def __init__(
+        self, engine: FakeEngine, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop
+    ) -> None:
+        self._engine = engine
+        self._pieces = pieces
+        self._samples = samples
+        self._request = request
+        self._stop = stop
+
+    def piece(self, index: int) -> Said:
+        self._stop.check()
+        engine, request, piece = self._engine, self._request, self._pieces[index]
+        engine.pieces += 1
+        engine.threads.add(threading.current_thread().name)
+        speech = piece.speech(self._samples)
+        if engine.act:
+            return engine.act(speech, self._stop)
+        if speech.is_empty:
+            return Said()
+        start = piece.spans[0].start / 16_000
+        words = (Word(" Hello.", start + 0.1, start + 0.9, 0.8),) if request.word_timestamps else None
+        translated = (segment(start, start + 1, " Translated."),) if request.translate else ()
+        return Said((segment(start, start + 1, " Hello.", words),), translated, (request.language or "de", 0.9))

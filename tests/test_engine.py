@@ -8,21 +8,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import faster_whisper
 import numpy as np
 import pytest
-from conftest import Recording
+from conftest import Recording, load
 from media import CLIP_WORDS, RATE, noise, silence, speech
 
 from whisper_worker.audio import decode
-from whisper_worker.engine import Engine
+from whisper_worker.engine import Engine, Walk
 from whisper_worker.errors import BadInput, OutOfMemory, UnknownModel
 from whisper_worker.models import ModelFiles, find
+from whisper_worker.pieces import Piece, cut
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.runpod_io import warm_up
-from whisper_worker.speech import find_speech, whole
+from whisper_worker.speech import listen
 from whisper_worker.stop import Stop, Stopped
-from whisper_worker.transcript import NOTHING_SAID, Transcript
+from whisper_worker.transcript import NOTHING_SAID, Said, Transcript, joined
 
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
 
@@ -31,11 +31,18 @@ def request(**options: Any) -> Request:
     return parse_request({"audio": "http://a.test/x", **options}, RULES)
 
 
-def transcribe(engine: Engine, samples: Any, task: Any = "transcribe", **options: Any) -> Transcript:
+def transcribe(engine: Engine, samples: Any, piece_s: float = 60, **options: Any) -> Transcript:
     asked = request(**options)
-    heard = find_speech(samples) if asked.enable_vad else whole(samples)
-    duration = len(samples) / RATE
-    return engine.transcribe(heard, asked, Stop(), duration=duration, task=task, language=asked.language)
+    walk, pieces = walk_through(engine, samples, asked, Stop(), piece_s)
+    transcript, translation = joined([walk.piece(index) for index in range(len(pieces))], len(samples) / RATE)
+    return translation if asked.translate else transcript
+
+
+def walk_through(
+    engine: Engine, samples: Any, asked: Request, stop: Stop, piece_s: float = 60
+) -> tuple[Walk, list[Piece]]:
+    pieces = cut(listen(samples, Stop()), max_s=piece_s, keep_silence=not asked.enable_vad)
+    return engine.walk(pieces, samples, asked, stop), pieces
 
 
 def text_of(transcript: Transcript) -> str:
@@ -105,19 +112,58 @@ def test_music_is_no_speech(english: Engine, recording: Callable[[str], Recordin
     assert transcribe(english, samples) == NOTHING_SAID
 
 
-def test_the_text_is_that_of_faster_whisper_itself(english: Engine) -> None:
-    """Our own voice activity detection, in front of the model, changes nothing of what the library would say."""
+def test_the_words_are_those_of_faster_whisper_itself(english: Engine) -> None:
+    """Voice activity detection and fitted windows, in front of the model, change nothing of what it would say."""
     samples = np.concatenate([speech(), silence(6), speech(), noise(3, 0.01)])
     segments, info = english._whisper.transcribe(
         samples, vad_filter=True, word_timestamps=True, condition_on_previous_text=False
     )
     theirs, ours = list(segments), transcribe(english, samples, word_timestamps=True)
-    assert [segment.text for segment in ours.segments] == [segment.text for segment in theirs]
-    assert [list(segment.tokens) for segment in ours.segments] == [segment.tokens for segment in theirs]
+    assert len(ours.segments) == len(theirs) == 2
     for mine, other in zip(ours.segments, theirs, strict=True):
-        assert (mine.start, mine.end) == pytest.approx((other.start, min(other.end, info.duration)), abs=0.01)
+        assert words_of(mine.text) == words_of(other.text)
+        assert (mine.start, mine.end) == pytest.approx((other.start, min(other.end, info.duration)), abs=0.3)
         assert mine.words is not None
-        assert [word.word for word in mine.words] == [word.word for word in other.words]
+        assert [words_of(word.word) for word in mine.words] == [words_of(word.word) for word in other.words]
+
+
+def test_pieces_say_what_the_whole_says_in_the_files_times(english: Engine) -> None:
+    samples = np.concatenate([part for _ in range(6) for part in (speech(), silence(1))])
+    options = {"compression_ratio_threshold": 100}  # the same sentence, over and over
+    whole = transcribe(english, samples, **options)
+    parts = transcribe(english, samples, piece_s=10, **options)
+    assert text_of(parts) == text_of(whole) == " ".join([CLIP_WORDS] * 6)
+    assert [s.id for s in parts.segments] == list(range(1, len(parts.segments) + 1))
+    seeks = [s.seek for s in parts.segments]
+    assert seeks == sorted(seeks)
+    assert seeks[-1] > 1500
+    sentence = len(samples) / 6 / RATE
+    starts = [segment.start for segment in parts.segments]
+    assert starts == pytest.approx([sentence * n for n in range(6)], abs=1.2)
+
+
+def test_pieces_that_follow_each_other_are_shown_the_text_before_them(
+    english: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[Any] = []
+    real = english._whisper.transcribe
+
+    def spy(samples: Any, **options: Any) -> Any:
+        prompts.append(options["initial_prompt"])
+        return real(samples, **options)
+
+    monkeypatch.setattr(english._whisper, "transcribe", spy)
+    samples = np.concatenate([part for _ in range(3) for part in (speech(), silence(3))])
+    options = {"initial_prompt": "Home.", "condition_on_previous_text": True, "compression_ratio_threshold": 100}
+    said = transcribe(english, samples, piece_s=5, **options)
+    assert len(said.segments) == 3
+    tokens = [list(segment.tokens) for segment in said.segments]
+    start = english.tokens("Home.")
+    assert prompts == ["Home.", start + tokens[0], start + tokens[0] + tokens[1]]
+
+    prompts.clear()
+    transcribe(english, samples, piece_s=5, initial_prompt="Home.")
+    assert prompts == ["Home.", None, None]
 
 
 def test_many_jobs_on_one_model_get_each_their_own_text(english: Engine) -> None:
@@ -179,6 +225,8 @@ def test_options_reach_the_model(english: Engine, monkeypatch: pytest.MonkeyPatc
     )
     assert seen == {
         "language": "en",
+        "multilingual": False,
+        "prompt_reset_on_temperature": 0.5,
         "task": "transcribe",
         "temperature": [0.4, 0.7, 1.0],
         "best_of": 3,
@@ -262,30 +310,45 @@ def test_a_job_is_stopped_within_a_window_even_where_no_segment_comes(
     english: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop, windows = Stop(), []
-    real = english._model._model.encode
+    real = english._model._model
 
     def count(*args: Any, **kwargs: Any) -> Any:
         windows.append(1)
         stop.set()
-        return real(*args, **kwargs)
+        return real.encode(*args, **kwargs)
 
-    monkeypatch.setattr(english._model, "_model", SimpleNamespace(**_methods(english), encode=count))
+    counting = SimpleNamespace(encode=count, generate=real.generate, is_multilingual=False, device="cpu")
+    monkeypatch.setattr(english._model, "_model", counting)
     skipped = request(enable_vad=False, logprob_threshold=0, no_speech_threshold=0)  # no window gives a segment
+    walk, _ = walk_through(english, silence(50), skipped, stop)
     with pytest.raises(Stopped):
-        english.transcribe(whole(silence(120)), skipped, stop, duration=120, task="transcribe", language="en")
+        walk.piece(0)
     assert len(windows) == 1
-
-
-def _methods(engine: Engine) -> dict[str, Any]:
-    model = engine._model._model
-    return {name: getattr(model, name) for name in ("generate", "device", "device_index", "is_multilingual")}
 
 
 def test_a_stopped_job_does_not_start(english: Engine) -> None:
     stop = Stop()
+    walk, _ = walk_through(english, speech(), request(), stop)
     stop.set()
     with pytest.raises(Stopped):
-        english.transcribe(whole(speech()), request(), stop, duration=4, task="transcribe", language=None)
+        walk.piece(0)
+
+
+def test_pieces_without_a_language_do_not_wait_for_a_first_that_failed(
+    multilingual: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk, pieces = walk_through(multilingual, np.tile(speech(), 3), request(), Stop(), piece_s=5)
+    assert len(pieces) >= 2
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(multilingual._whisper, "transcribe", fail)
+    with ThreadPoolExecutor(2) as pool:
+        later, first = pool.submit(walk.piece, 1), pool.submit(walk.piece, 0)
+        for work in (first, later):
+            with pytest.raises(RuntimeError, match="no"):
+                work.result(30)
 
 
 @pytest.mark.parametrize(
@@ -313,13 +376,13 @@ def test_the_warm_up_hears_the_clip_and_fails_with_the_engine(english: Engine, m
 
 
 def test_a_warm_up_that_hears_nothing_fails(english: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(english, "transcribe", lambda *_, **__: NOTHING_SAID)
+    monkeypatch.setattr(english, "walk", lambda *_: SimpleNamespace(piece=lambda _: Said()))
     with pytest.raises(RuntimeError, match="hears nothing"):
         warm_up(english)
 
 
 def test_weights_are_given_back() -> None:
-    engine = Engine(faster_whisper.WhisperModel(str(find("bundled").folder), device="cpu"), find("bundled"))
+    engine = load(find("bundled"))
     engine.close()
     assert not engine._whisper.model.model_is_loaded
 
@@ -349,5 +412,5 @@ def test_languages_are_detected_and_understood(
 
 def test_speech_is_translated(multilingual: Engine, recording: Callable[[str], Recording]) -> None:
     samples = samples_of(recording("es_asterisk_queue-youarenext_8k.wav").path)
-    translation = transcribe(multilingual, samples, task="translate", language="es")
+    translation = transcribe(multilingual, samples, translate=True, language="es")
     assert "the next representative" in text_of(translation)

@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import FakeEngine, segment
-from media import encode, noise, pcm, silence, speech, video_without_sound, wav
+from media import RATE, encode, noise, pcm, silence, speech, video_without_sound, wav
 
 from whisper_worker.service import Service
 from whisper_worker.settings import Settings, Threads
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
-from whisper_worker.transcript import Transcript
+from whisper_worker.transcript import Said
 
-THREADS = Threads(inter=2, intra=1, jobs=6, media=2)
+THREADS = Threads(inter=2, intra=1, batch=1, jobs=6, media=2)
 SPEECH = encode("ogg", "libopus", [speech()])
 
 
@@ -95,17 +96,13 @@ def test_each_text_has_its_own_format(name: str) -> None:
     assert not output["translation" if name == "transcription" else "transcription"].startswith("WEBVTT")
 
 
-def test_a_translation_is_made_from_the_language_that_was_detected() -> None:
-    engine = FakeEngine()
-    output = answer(job(translate=True), engine)
-    assert engine.calls == [("transcribe", None), ("translate", "de")]
+def test_a_translation_comes_beside_the_transcription() -> None:
+    output = answer(job(translate=True))
     assert (output["transcription"], output["translation"]) == ("Hello.", "Translated.")
 
 
 def test_an_english_model_says_that_it_cannot_translate() -> None:
-    engine = FakeEngine(english_only=True)
-    output = answer(job(translate=True), engine)
-    assert engine.calls == [("transcribe", None)]
+    output = answer(job(translate=True), FakeEngine(english_only=True))
     assert output["translation"] == "Hello."
     assert "can't translate" in output["warnings"][0]
 
@@ -173,7 +170,7 @@ def test_a_reply_over_the_limit_is_an_error_not_a_loss() -> None:
 
 
 def raising(problem: BaseException) -> FakeEngine:
-    def act(speech: Speech, stop: Stop) -> Transcript:
+    def act(speech: Speech, stop: Stop) -> Said:
         raise problem
 
     return FakeEngine(act)
@@ -190,14 +187,14 @@ def test_too_little_memory_is_told() -> None:
 
 
 def test_a_reply_that_json_cannot_hold_is_an_error_not_a_loss() -> None:
-    nan = Transcript((segment(0, float(1)),), "en", float("nan"))
+    nan = Said((segment(0, 1),), language=("en", float("nan")))
     assert error(job(), FakeEngine(lambda *_: nan)).startswith("INTERNAL: ")
 
 
 def test_a_job_over_its_time_is_stopped() -> None:
     stopped = threading.Event()
 
-    def act(speech: Speech, stop: Stop) -> Transcript:
+    def act(speech: Speech, stop: Stop) -> Said:
         try:
             while True:
                 stop.wait(60)
@@ -211,6 +208,10 @@ def test_a_job_over_its_time_is_stopped() -> None:
 # --- many at once
 
 
+def speech_for(seconds: int) -> Any:
+    return np.tile(speech(), 1 + seconds // 4)[: seconds * RATE]
+
+
 def together(*jobs: dict[str, Any], served: Service) -> list[dict[str, Any]]:
     async def run() -> list[dict[str, Any]]:
         return await asyncio.gather(*(served.run(job) for job in jobs))
@@ -218,34 +219,75 @@ def together(*jobs: dict[str, Any], served: Service) -> list[dict[str, Any]]:
     return asyncio.run(run())
 
 
-def test_two_jobs_are_on_the_model_at_the_same_moment() -> None:
+def test_two_jobs_are_transcribed_at_the_same_moment() -> None:
     both = threading.Barrier(2, timeout=30)
 
-    def act(speech: Speech, stop: Stop) -> Transcript:
+    def act(speech: Speech, stop: Stop) -> Said:
         both.wait()  # fails unless two are here together
-        return Transcript((), "en", 1.0)
+        return Said(language=("en", 1.0))
 
     with service(FakeEngine(act)) as served:
         outputs = together(job(), job(), served=served)
     assert [output["detected_language"] for output in outputs] == ["en", "en"]
 
 
-def test_no_more_threads_call_the_model_than_it_has_workers() -> None:
-    engine = FakeEngine()
-    with service(engine) as served:
-        together(*(job() for _ in range(12)), served=served)
-    assert len(engine.calls) == 12
-    assert engine.threads <= {"model_0", "model_1"}
+def test_the_pieces_of_long_audio_are_put_back_in_order() -> None:
+    output = answer(job(wav(pcm(np.tile(speech(), 8)))), PIECE_SECONDS="5")
+    starts = [segment["start"] for segment in output["segments"]]
+    assert len(starts) >= 7
+    assert starts == sorted(starts)
+    assert [segment["id"] for segment in output["segments"]] == list(range(1, len(starts) + 1))
+
+
+def test_pieces_of_one_job_are_transcribed_side_by_side() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def act(speech: Speech, stop: Stop) -> Said:
+        both.wait()  # fails unless two are here together
+        return Said(language=("en", 1.0))
+
+    output = answer(job(wav(pcm(speech_for(8)))), FakeEngine(act), PIECE_SECONDS="5")
+    assert output["detected_language"] == "en"
+
+
+def test_pieces_that_need_the_text_before_them_wait_for_it() -> None:
+    lock = threading.Lock()
+
+    def act(speech: Speech, stop: Stop) -> Said:
+        assert lock.acquire(blocking=False)  # fails if another is here too
+        stop.wait(0.02)
+        lock.release()
+        return Said(language=("en", 1.0))
+
+    long = job(wav(pcm(speech_for(16))), condition_on_previous_text=True)
+    assert "error" not in answer(long, FakeEngine(act), PIECE_SECONDS="5")
+
+
+def test_a_failing_piece_ends_its_job_and_stops_the_others() -> None:
+    first, stopped = threading.Event(), threading.Event()
+
+    def act(speech: Speech, stop: Stop) -> Said:
+        if first.is_set():
+            try:
+                while True:
+                    stop.wait(60)
+            finally:
+                stopped.set()
+        first.set()
+        raise MemoryError
+
+    assert error(job(wav(pcm(speech_for(8)))), FakeEngine(act), PIECE_SECONDS="5").startswith("OUT_OF_MEMORY")
+    assert stopped.is_set()
 
 
 def test_audio_is_decoded_while_the_model_is_busy() -> None:
     """With one worker of the model occupied, a bad file is still found out."""
     release, entered = threading.Event(), threading.Event()
 
-    def act(speech: Speech, stop: Stop) -> Transcript:
+    def act(speech: Speech, stop: Stop) -> Said:
         entered.set()
         assert release.wait(30)
-        return Transcript((), "en", 1.0)
+        return Said(language=("en", 1.0))
 
     async def run(served: Service) -> None:
         busy = asyncio.create_task(served.run(job()))
@@ -254,14 +296,14 @@ def test_audio_is_decoded_while_the_model_is_busy() -> None:
         release.set()
         assert "error" not in await busy
 
-    with service(FakeEngine(act), Threads(inter=1, intra=1, jobs=4, media=1)) as served:
+    with service(FakeEngine(act), Threads(inter=1, intra=1, batch=1, jobs=4, media=1)) as served:
         asyncio.run(run(served))
 
 
 def test_no_more_jobs_are_in_flight_than_there_are_places() -> None:
     lock, running, most = threading.Lock(), 0, 0
 
-    def act(speech: Speech, stop: Stop) -> Transcript:
+    def act(speech: Speech, stop: Stop) -> Said:
         nonlocal running, most
         with lock:
             running += 1
@@ -269,9 +311,9 @@ def test_no_more_jobs_are_in_flight_than_there_are_places() -> None:
         stop.wait(0.02)
         with lock:
             running -= 1
-        return Transcript((), "en", 1.0)
+        return Said(language=("en", 1.0))
 
-    with service(FakeEngine(act), Threads(inter=4, intra=1, jobs=2, media=2)) as served:
+    with service(FakeEngine(act), Threads(inter=4, intra=1, batch=1, jobs=2, media=2)) as served:
         together(*(job() for _ in range(8)), served=served)
     assert most <= 2
 
@@ -285,9 +327,9 @@ def test_one_failing_job_leaves_the_others_alone() -> None:
 def test_a_cancelled_job_has_ended_when_it_says_so_and_leaves_the_others_alone() -> None:
     entered, ended = threading.Event(), threading.Event()
 
-    def act(speech: Speech, stop: Stop) -> Transcript:
+    def act(speech: Speech, stop: Stop) -> Said:
         if entered.is_set():
-            return Transcript((), "en", 1.0)
+            return Said(language=("en", 1.0))
         entered.set()
         try:
             while True:
@@ -309,29 +351,28 @@ def test_a_cancelled_job_has_ended_when_it_says_so_and_leaves_the_others_alone()
         asyncio.run(run(served))
 
 
-def test_a_job_cancelled_while_it_waits_for_the_model_never_starts() -> None:
+def test_a_job_cancelled_while_it_waits_for_a_place_never_starts() -> None:
     release, entered = threading.Event(), threading.Event()
 
-    def act(speech: Speech, stop: Stop) -> Transcript:
+    def act(speech: Speech, stop: Stop) -> Said:
         entered.set()
         assert release.wait(30)
-        return Transcript((), "en", 1.0)
+        return Said(language=("en", 1.0))
 
     async def run(served: Service, engine: FakeEngine) -> None:
         first = asyncio.create_task(served.run(job()))
         assert await asyncio.to_thread(entered.wait, 30)
         second = asyncio.create_task(served.run(job()))
-        while not served._model._work_queue.qsize():  # noqa: ASYNC110  (a pool has no event for this)
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # its first turn ends where it must wait
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
         release.set()
         await first
-        assert len(engine.calls) == 1
+        assert engine.pieces == 1
 
     engine = FakeEngine(act)
-    with service(engine, Threads(inter=1, intra=1, jobs=4, media=1)) as served:
+    with service(engine, Threads(inter=1, intra=1, batch=1, jobs=1, media=1)) as served:
         asyncio.run(run(served, engine))
 
 
@@ -340,12 +381,12 @@ def test_the_event_loop_is_free_while_a_job_is_decoded_and_transcribed() -> None
     turns_inside: list[int] = []
     turns = 0
 
-    def act(speech: Speech, stop: Stop) -> Transcript:
+    def act(speech: Speech, stop: Stop) -> Said:
         before = turns
         while turns < before + 10:  # hangs here if the loop waits for this thread
             stop.wait(0.001)
         turns_inside.append(turns - before)
-        return Transcript((), "en", 1.0)
+        return Said(language=("en", 1.0))
 
     async def run(served: Service) -> None:
         nonlocal turns
@@ -378,6 +419,6 @@ def test_closing_ends_the_threads_and_the_engine() -> None:
         together(job(), served=served)
     assert engine.closed
     for thread in threading.enumerate():
-        if thread.name.startswith(("io_", "media_", "model_")):
+        if thread.name.startswith(("io_", "media_", "piece_")):
             thread.join(30)
             assert not thread.is_alive()

@@ -18,7 +18,7 @@ def test_the_readme_explains_each_setting_as_the_code_does() -> None:
 
 def test_nothing_set_gives_the_defaults() -> None:
     settings = Settings.from_env({})
-    assert settings.max_audio_s == 7200
+    assert settings.max_audio_s == 14_400
     assert settings.inter_threads is None
 
 
@@ -48,6 +48,10 @@ BAD = [
     ("ALLOW_LOCAL_FILES", "maybe"),
     ("LOG_LEVEL", "LOUD"),
     ("DOWNLOAD_ATTEMPTS", "0"),
+    ("BATCH_SIZE", "0"),
+    ("FIT_WINDOWS", "perhaps"),
+    ("FIT_FLOOR_S", "31"),
+    ("PIECE_SECONDS", "4"),
 ]
 
 
@@ -88,14 +92,15 @@ def plan(device: str = "cpu", cores: int = 4, **env: str) -> Threads:
     return Threads.plan(Settings.from_env(env), device, cores)
 
 
-def test_a_cpu_decodes_a_job_on_each_core() -> None:
-    assert plan() == Threads(inter=4, intra=1, jobs=10, media=4)
+def test_a_cpu_decodes_a_window_on_each_core() -> None:
+    assert plan() == Threads(inter=4, intra=1, batch=1, jobs=16, media=4)
     assert plan(INTRA_THREADS="2").inter == 2
     assert plan(cores=1, INTRA_THREADS="2").inter == 1
 
 
-def test_a_gpu_decodes_one_job_at_a_time_and_keeps_others_ready() -> None:
-    assert plan("cuda", cores=16) == Threads(inter=1, intra=4, jobs=4, media=4)
+def test_a_gpu_decodes_batches_and_has_as_many_windows_ready() -> None:
+    assert plan("cuda", cores=16) == Threads(inter=2, intra=4, batch=8, jobs=40, media=16)
+    assert plan("cuda", cores=16, BATCH_SIZE="4", INTER_THREADS="1").jobs == 16
 
 
 def test_more_threads_than_cores_are_warned_about_on_a_cpu() -> None:

@@ -181,16 +181,16 @@ def test_no_error_holds_a_trace_a_path_or_the_query_of_a_url(evening: Evening) -
         assert secret not in errors
 
 
-def test_two_jobs_decode_at_the_same_moment(evening: Evening) -> None:
-    assert any(message.endswith(" running=2") for message in evening.worker.events("inference"))
+def test_two_windows_are_decoded_at_the_same_moment(evening: Evening) -> None:
+    assert any(message.endswith(" running=2") for message in evening.worker.events("model_call"))
 
 
-def test_no_more_jobs_decode_at_once_than_the_operator_allows(evening: Evening) -> None:
-    assert {message.partition(" running=")[2] for message in evening.worker.events("inference")} <= {"1", "2"}
+def test_no_more_are_decoded_at_once_than_the_operator_allows(evening: Evening) -> None:
+    assert {message.partition(" running=")[2] for message in evening.worker.events("model_call")} <= {"1", "2"}
 
 
-def test_the_worker_holds_six_jobs_where_two_may_decode(evening: Evening) -> None:
-    assert evening.endpoint.most_in_progress == 6
+def test_the_worker_holds_twelve_jobs_where_two_may_decode(evening: Evening) -> None:
+    assert evening.endpoint.most_in_progress == 12
 
 
 def test_the_model_is_loaded_once(evening: Evening) -> None:
@@ -265,7 +265,7 @@ def test_a_bad_job_is_answered_while_a_long_one_is_transcribed_and_a_cancelled_o
 ) -> None:
     # The clip over and over compresses so well that each window would be tried at six temperatures.
     long = caller.run({"audio": f"{FILES}/long.wav", "temperature_increment_on_fallback": 0})
-    worker.wait_for_message("event=inference", f"job={long} ")
+    worker.wait_for_message("event=transcribe", f"job={long} ")
 
     assert caller.result(caller.run("please transcribe"))["status"] == "FAILED"
     assert caller.status(long)["status"] == "IN_PROGRESS"

@@ -1,31 +1,35 @@
-"""The loaded model: speech → transcript. All that the worker knows of faster-whisper and CTranslate2 is here.
+"""The loaded model: speech → transcript. All that the worker knows of faster-whisper is here.
 
-`transcribe` is called by the threads of the model pool, as many at once as the model has `inter_threads`: CTranslate2
-runs so many calls in parallel on one set of weights, and lets go of the GIL in each.
+faster-whisper runs on the threads of the pieces, which mostly wait; what it asks of the model goes through
+`shared_model` and that one's threads.
 """
 
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, Literal
 
 import ctranslate2
 import faster_whisper.transcribe as fw
 from faster_whisper.vad import get_vad_model
 
 from whisper_worker import log
+from whisper_worker.audio import Samples
 from whisper_worker.errors import BadInput, OutOfMemory, UnknownModel
 from whisper_worker.models import ModelFiles
+from whisper_worker.pieces import Piece
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, SettingsError, Threads
-from whisper_worker.shared_model import SharedModel
+from whisper_worker.shared_model import FRAMES_PER_S, Caller, Fit, Mel, SharedModel, is_memory_error
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
-from whisper_worker.transcript import NOTHING_SAID, Segment, Transcript, Word, within
+from whisper_worker.transcript import Language, Said, Segment, Word
 
 MAX_PROMPT_TOKENS = 223  # half the decoder's 448 positions, less the token that opens a prompt
-
-OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed")
+PROMPT_RESET_TEMPERATURE = 0.5  # faster-whisper's default: what was decoded hotter is no good prompt for what follows
 
 Task = Literal["transcribe", "translate"]
 
@@ -54,17 +58,26 @@ def choose_compute_type(settings: Settings, device: str) -> str:
 class Engine:
     """One model, loaded once, shared by all jobs."""
 
-    def __init__(self, whisper: fw.WhisperModel, files: ModelFiles) -> None:
-        self._model = SharedModel(whisper.model)
-        whisper.model = self._model
+    def __init__(self, whisper: fw.WhisperModel, files: ModelFiles, threads: Threads, settings: Settings) -> None:
         self._whisper = whisper
         self._files = files
+        self._end_of_text = self._token("<|endoftext|>")
+        self._model = SharedModel(
+            whisper.model,
+            self._token("<|startoftranscript|>"),
+            threads=threads.inter,
+            batch_size=threads.batch,
+            max_wait_s=settings.batch_wait_s,
+            fit=Fit(floor=round(settings.fit_floor_s * FRAMES_PER_S)) if settings.fit_windows else None,
+        )
+        whisper.model = self._model
+        whisper.feature_extractor = _Features(whisper.feature_extractor, self._model, at_once=threads.media)
         self.name = files.name
         self.device: str = whisper.model.device
         self.speaks_english_only = not whisper.model.is_multilingual
 
     @classmethod
-    def load(cls, files: ModelFiles, device: str, compute_type: str, threads: Threads) -> "Engine":
+    def load(cls, files: ModelFiles, device: str, compute_type: str, threads: Threads, settings: Settings) -> "Engine":
         """Read the weights. Takes seconds; CTranslate2 lets other threads run meanwhile."""
         started = time.monotonic()
         whisper = fw.WhisperModel(
@@ -81,11 +94,9 @@ class Engine:
             model=files.name,
             device=device,
             compute_type=whisper.model.compute_type,
-            inter_threads=threads.inter,
-            intra_threads=threads.intra,
             seconds=time.monotonic() - started,
         )
-        return cls(whisper, files)
+        return cls(whisper, files, threads, settings)
 
     def check(self, request: Request) -> None:
         """Raises UnknownModel or BadInput for what this model can't do, before any work is put into it."""
@@ -94,68 +105,186 @@ class Engine:
         if self.speaks_english_only and request.language not in (None, "en"):
             raise BadInput(f"language: the model {self.name} knows English only")
         # The library cuts a longer prompt without a word, and a token that doesn't exist fails inside CTranslate2.
-        if request.initial_prompt and (count := self._tokens(request.initial_prompt)) > MAX_PROMPT_TOKENS:
+        if request.initial_prompt and (count := len(self.tokens(request.initial_prompt))) > MAX_PROMPT_TOKENS:
             raise BadInput(f"initial_prompt: has {count} tokens, {MAX_PROMPT_TOKENS} are allowed")
         if max(request.suppress_tokens, default=0) > self._last_token:
             raise BadInput(f"suppress_tokens: the model has tokens up to {self._last_token}")
 
-    def transcribe(
-        self, speech: Speech, request: Request, stop: Stop, *, duration: float, task: Task, language: str | None
-    ) -> Transcript:
-        """The words of `speech`, with times inside the file of `duration` seconds that it is part of.
-
-        `language` None: detected. Without speech the model isn't run. Blocks for as long as it takes; `stop` is read
-        before each call of the model, several times in a window. Raises OutOfMemory or Stopped.
-        """
-        stop.check()
-        if speech.is_empty:
-            return NOTHING_SAID
-        with self._model.called_for(stop), _memory_told_apart():
-            segments, info = self._whisper.transcribe(
-                speech.samples,
-                language=language,
-                task=task,
-                beam_size=request.beam_size,
-                best_of=request.best_of,
-                patience=request.patience,
-                length_penalty=request.length_penalty,
-                temperature=request.temperatures,
-                compression_ratio_threshold=request.compression_ratio_threshold,
-                log_prob_threshold=request.logprob_threshold,
-                no_speech_threshold=request.no_speech_threshold,
-                condition_on_previous_text=request.condition_on_previous_text,
-                initial_prompt=request.initial_prompt,
-                suppress_tokens=list(request.suppress_tokens),  # the library writes into it
-                word_timestamps=request.word_timestamps,
-            )
-            decoded = list(segments)
-        return Transcript(
-            segments=within(map(_segment, speech.in_file_time(decoded)), duration),
-            language=info.language,
-            language_probability=float(info.language_probability),
-        )
+    def walk(self, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> "Walk":
+        """The way through one job's pieces of a recording, `samples`."""
+        return Walk(self, pieces, samples, request, stop)
 
     def close(self) -> None:
-        """Free the weights. No call may be running."""
-        self._whisper.model.unload_model()
+        """Free the weights, once the calls that run have ended."""
+        self._model.close()
+
+    def called_for(self, caller: Caller) -> AbstractContextManager[None]:
+        """Inside the `with`, this thread's `segments` are for this caller."""
+        return self._model.called_for(caller)
+
+    def segments(
+        self,
+        speech: Speech,
+        request: Request,
+        *,
+        task: Task,
+        language: str | None,
+        prompt: str | Sequence[int] | None,
+    ) -> Iterator[Segment]:
+        """The segments of `speech` in the file's times. `language` None: the model is asked, see `Caller`."""
+        # Asked for each window's language, faster-whisper has the window's encoder output in hand. Told no language, it
+        # would encode the first window once more, only to detect it.
+        segments, _ = self._whisper.transcribe(
+            speech.samples,
+            language=language or "en",
+            multilingual=language is None,
+            task=task,
+            beam_size=request.beam_size,
+            best_of=request.best_of,
+            patience=request.patience,
+            length_penalty=request.length_penalty,
+            temperature=request.temperatures,
+            compression_ratio_threshold=request.compression_ratio_threshold,
+            log_prob_threshold=request.logprob_threshold,
+            no_speech_threshold=request.no_speech_threshold,
+            condition_on_previous_text=request.condition_on_previous_text,
+            prompt_reset_on_temperature=PROMPT_RESET_TEMPERATURE,
+            initial_prompt=prompt,
+            suppress_tokens=list(request.suppress_tokens),  # the library writes into it
+            word_timestamps=request.word_timestamps,
+        )
+        return map(_segment, speech.in_file_time(segments))
+
+    def passes(self, request: Request, result: Any) -> bool:
+        """Whether faster-whisper would take this result of CTranslate2 without trying a higher temperature."""
+        tokens = result.sequences_ids[0]
+        mean_log_prob = result.scores[0] * len(tokens) ** request.length_penalty / (len(tokens) + 1)
+        text = self._whisper.hf_tokenizer.decode([token for token in tokens if token < self._end_of_text])
+        ratio = fw.get_compression_ratio(text.strip())
+        return bool(mean_log_prob >= request.logprob_threshold and ratio <= request.compression_ratio_threshold)
+
+    def tokens(self, prompt: str) -> list[int]:
+        """As faster-whisper makes them of an initial prompt."""
+        return list(self._whisper.hf_tokenizer.encode(" " + prompt.strip(), add_special_tokens=False).ids)
 
     @property
     def _last_token(self) -> int:
         """The timestamps 0.00 to 30.00 are a vocabulary's last, but the tokenizer's file doesn't always list them."""
-        return int(self._whisper.hf_tokenizer.token_to_id("<|notimestamps|>")) + 1501
+        return self._token("<|notimestamps|>") + 1501
 
-    def _tokens(self, prompt: str) -> int:
-        return len(self._whisper.hf_tokenizer.encode(" " + prompt.strip(), add_special_tokens=False).ids)
+    def _token(self, name: str) -> int:
+        return int(self._whisper.hf_tokenizer.token_to_id(name))
+
+
+class Walk:
+    """One job's way through the model: piece by piece, or several pieces at once, each on a thread of its own.
+
+    With `condition_on_previous_text` pieces must be asked for one after the other.
+    """
+
+    def __init__(self, engine: Engine, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> None:
+        self.first_run: float | None = None
+        """When, in monotonic seconds, the first window reached the model."""
+        self._engine = engine
+        self._pieces = pieces
+        self._samples = samples
+        self._request = request
+        self._stop = stop
+        self._said: list[Said] = []  # so far, for the prompts
+        self._language: Future[Language] = Future()
+        self._language.set_running_or_notify_cancel()  # nobody can cancel it any more
+        if known := "en" if engine.speaks_english_only else request.language:
+            self._language.set_result((known, 1.0))
+
+    def piece(self, index: int) -> Said:
+        """What is said in one piece. Blocks for as long as it takes; raises OutOfMemory or Stopped.
+
+        Unless the language is known, that of the first piece holds for all: the others wait until it is found.
+        """
+        try:
+            with _memory_told_apart():
+                return self._piece(index)
+        except BaseException as error:
+            if index == 0 and not self._language.done():
+                self._language.set_exception(error)
+            raise
+
+    def _piece(self, index: int) -> Said:
+        self._stop.check()
+        speech = self._pieces[index].speech(self._samples)
+        if speech.is_empty:  # then it's the only piece
+            return Said()
+        request, engine = self._request, self._engine
+        known = self._language.result()[0] if index or self._language.done() else None
+        caller = Caller(self._stop, partial(engine.passes, request), self._note_language, self._note_run)
+        with engine.called_for(caller):
+            prompt = self._prompt(index, [segment for said in self._said for segment in said.segments])
+            segments = tuple(engine.segments(speech, request, task="transcribe", language=known, prompt=prompt))
+            language = self._language.result(0)  # known by now
+            translated: tuple[Segment, ...] = ()
+            if request.translate and not engine.speaks_english_only:
+                prompt = self._prompt(index, [segment for said in self._said for segment in said.translated])
+                translated = tuple(
+                    engine.segments(speech, request, task="translate", language=language[0], prompt=prompt)
+                )
+        said = Said(segments, translated, language).shifted(self._frames_before(index))
+        if request.condition_on_previous_text:
+            self._said.append(said)
+        return said
+
+    def _prompt(self, index: int, before: Sequence[Segment]) -> str | list[int] | None:
+        """What a piece's first window is shown: what it would be if the job were one walk through all windows."""
+        if index == 0:
+            return self._request.initial_prompt
+        if not self._request.condition_on_previous_text:
+            return None
+        tokens = self._engine.tokens(self._request.initial_prompt or "")
+        for segment in before:
+            tokens = [] if segment.temperature > PROMPT_RESET_TEMPERATURE else [*tokens, *segment.tokens]
+        return tokens[-MAX_PROMPT_TOKENS:]
+
+    def _frames_before(self, index: int) -> int:
+        return round(sum(piece.seconds for piece in self._pieces[:index]) * FRAMES_PER_S)
+
+    def _note_language(self, languages: list[tuple[str, float]]) -> None:
+        if not self._language.done():
+            token, probability = languages[0]
+            self._language.set_result((token.strip("<|>"), probability))
+
+    def _note_run(self) -> None:
+        self.first_run = self.first_run or time.monotonic()
+
+
+class _Features:
+    """faster-whisper's feature extractor, for many threads.
+
+    At most `at_once` work at the same time: it's work for the processor alone, and takes some ten MB for a while. A
+    piece that is transcribed and then translated has its features made once.
+    """
+
+    def __init__(self, extractor: Any, model: SharedModel, *, at_once: int) -> None:
+        self._extractor = extractor
+        self._model = model
+        self._places = threading.BoundedSemaphore(at_once)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._extractor, name)
+
+    def __call__(self, samples: Samples, **options: Any) -> Mel:
+        """Float32, shape (n_mels, frames of 10 ms)."""
+        caller = self._model.caller
+        if caller.features is None or caller.features[0] is not samples:
+            with self._places:
+                caller.features = samples, self._extractor(samples, **options)
+        return caller.features[1]
 
 
 @contextmanager
 def _memory_told_apart() -> Iterator[None]:
-    """CTranslate2 raises RuntimeError for everything; only its text tells what was short."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        text = str(error).lower()
-        if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
+        if is_memory_error(error):
             raise OutOfMemory("the device has too little memory for this job at the moment: try again") from error
         raise
 

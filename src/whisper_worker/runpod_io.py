@@ -39,12 +39,26 @@ def _run(settings: Settings) -> None:
 
     device = choose_device(settings)
     compute_type = choose_compute_type(settings, device)
-    threads = Threads.plan(settings, device, available_cores())
+    cores = available_cores()
+    threads = Threads.plan(settings, device, cores)
+    log.event(
+        "settings",
+        device=device,
+        compute_type=compute_type,
+        cores=cores,
+        inter_threads=threads.inter,
+        intra_threads=threads.intra,
+        batch_size=threads.batch,
+        job_concurrency=threads.jobs,
+        media_threads=threads.media,
+        fit_floor_s=settings.fit_floor_s if settings.fit_windows else "off",
+        piece_seconds=settings.piece_seconds,
+    )
     if threads.warning:
         log.event("oversubscribed", level=log.WARNING, note=threads.warning)
 
     with ThreadPoolExecutor(1, "load") as loader:
-        loading = loader.submit(lambda: Engine.load(find(settings.model), device, compute_type, threads))
+        loading = loader.submit(lambda: Engine.load(find(settings.model), device, compute_type, threads, settings))
         import runpod
 
         from whisper_worker.service import Service
@@ -76,17 +90,18 @@ def _run(settings: Settings) -> None:
 def warm_up(engine: "Transcriber") -> None:
     """Transcribe the clip in this package. Raises what the engine raises, or RuntimeError when it hears nothing."""
     from whisper_worker.audio import decode
+    from whisper_worker.pieces import cut
     from whisper_worker.request import Request
-    from whisper_worker.speech import whole
+    from whisper_worker.speech import listen
     from whisper_worker.stop import Stop
 
+    stop = Stop()
     with files("whisper_worker").joinpath(WARM_UP_CLIP).open("rb") as clip:
-        audio = decode(clip, Stop(), max_seconds=60)
+        audio = decode(clip, stop, max_seconds=60)
     started = time.monotonic()
-    transcript = engine.transcribe(
-        whole(audio.samples), Request(), Stop(), duration=audio.duration, task="transcribe", language="en"
-    )
-    if not transcript.segments:
+    whole = cut(listen(audio.samples, stop), max_s=60, keep_silence=True)
+    walk = engine.walk(whole, audio.samples, Request(language="en"), stop)
+    if not walk.piece(0).segments:
         raise RuntimeError("the model hears nothing in a clip of clear speech")
     log.event("warmed_up", seconds=time.monotonic() - started)
 

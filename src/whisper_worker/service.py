@@ -1,35 +1,42 @@
-"""The story of one job: request → media file → audio → speech → transcript → reply.
+"""The story of one job: request → media file → audio → pieces of speech → transcript → reply.
 
 Everything here runs on the event loop and waits for work that other threads do: the download and I/O pools fetch, the
-media pool decodes and looks for speech, the model pool transcribes. So the I/O of many jobs overlaps, and the loop
-stays free.
+media pool decodes and looks for speech, the piece threads transcribe, waiting for the model's threads in turn. So the
+I/O of many jobs overlaps, the next jobs' audio is ready when the model is free, and the loop stays free.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryFile
-from threading import Lock
 from typing import IO, Any, Protocol, TypeVar
 
-from whisper_worker import fetch, log, reply, sources, speech
-from whisper_worker.audio import Audio, decode
-from whisper_worker.engine import Task
+from whisper_worker import fetch, log, pieces, reply, sources, speech
+from whisper_worker.audio import Audio, Samples, decode
 from whisper_worker.errors import InternalError, OutOfMemory, TimedOut, WorkerError
+from whisper_worker.pieces import Piece
+from whisper_worker.piecework import Piecework
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop, in_loose_thread, in_thread
-from whisper_worker.transcript import Transcript
+from whisper_worker.transcript import Said, Transcript, joined
 
 # A hostile server can hold a download's thread longer than its job lives: so many may hang before other downloads must
 # wait. Nothing else uses these threads.
 SPARE_DOWNLOADERS = 64
 
 T = TypeVar("T")
+
+
+class Walk(Protocol):
+    """See `engine.Walk` for what each member promises."""
+
+    first_run: float | None
+
+    def piece(self, index: int) -> Said: ...
 
 
 class Transcriber(Protocol):
@@ -41,9 +48,7 @@ class Transcriber(Protocol):
 
     def check(self, request: Request) -> None: ...
 
-    def transcribe(
-        self, speech: Speech, request: Request, stop: Stop, *, duration: float, task: Task, language: str | None
-    ) -> Transcript: ...
+    def walk(self, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> Walk: ...
 
     def close(self) -> None: ...
 
@@ -75,8 +80,8 @@ class Service:
         self._io = ThreadPoolExecutor(threads.jobs, "io")
         self._downloaders = ThreadPoolExecutor(threads.jobs + SPARE_DOWNLOADERS, "download")
         self._media = ThreadPoolExecutor(threads.media, "media")
-        self._model = ThreadPoolExecutor(threads.inter, "model")
-        self._decoding = _Counter()
+        # A job alone must be able to keep the model busy: as many pieces as it takes windows at once, and one more.
+        self._pieces = Piecework(threads.jobs, extra=threads.inter * threads.batch)
 
     async def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """The output for one RunPod job (`{"id": …, "input": …}`).
@@ -118,15 +123,14 @@ class Service:
         async with self._place(job):
             async with self._media_file(job) as file:
                 audio = await self._decode(job, file)
-            heard = await self._find_speech(job, audio)
-            transcript = await self._on_model(job, heard, audio.duration, "transcribe", request.language)
-            translation, remarks = await self._translation(job, heard, audio.duration, transcript)
+            cut = await self._cut(job, audio)
+            transcript, translation = await self._transcribe(job, cut, audio)
             facts = reply.Facts(
                 model=self._engine.name,
                 device=self._engine.device,
                 duration=audio.duration,
-                duration_after_vad=heard.duration,
-                warnings=audio.warnings + remarks,
+                duration_after_vad=sum(piece.seconds for piece in cut),
+                warnings=audio.warnings + self._remarks(request),
             )
             output = await self._output(job, transcript, translation, facts)
         log.event(
@@ -186,32 +190,37 @@ class Service:
         limit_s = self._settings.max_audio_s
         return await in_thread(self._media, job.stop, act, file, job.stop, max_seconds=limit_s, extension=extension)
 
-    async def _find_speech(self, job: Job, audio: Audio) -> Speech:
-        if not job.request.enable_vad:
-            return speech.whole(audio.samples)
-        return await in_thread(self._media, job.stop, job.watch.timed("decode", speech.find_speech), audio.samples)
+    async def _cut(self, job: Job, audio: Audio) -> list[Piece]:
+        """The pieces that will be transcribed: all that is speech, or all there is without `enable_vad`."""
 
-    async def _on_model(self, job: Job, heard: Speech, duration: float, task: Task, language: str | None) -> Transcript:
-        def act() -> Transcript:
-            with self._decoding as running:
-                log.event("inference", job=job.id, level=log.DEBUG, task=task, running=running)
-                return self._engine.transcribe(
-                    heard, job.request, job.stop, duration=duration, task=task, language=language
-                )
+        def act() -> list[Piece]:
+            heard = speech.listen(audio.samples, job.stop)
+            return pieces.cut(heard, self._settings.piece_seconds, keep_silence=not job.request.enable_vad)
 
-        return await in_thread(self._model, job.stop, job.watch.timed("inference", act))
+        return await in_thread(self._media, job.stop, job.watch.timed("decode", act))
 
-    async def _translation(
-        self, job: Job, heard: Speech, duration: float, transcript: Transcript
-    ) -> tuple[Transcript | None, tuple[str, ...]]:
-        """The English text when it was asked for, and what the caller should know about it."""
-        if not job.request.translate:
-            return None, ()
-        if self._engine.speaks_english_only:
-            return transcript, (f"the model {self._engine.name} can't translate: the translation is its transcription",)
-        if transcript.language is None:
-            return transcript, ()
-        return await self._on_model(job, heard, duration, "translate", transcript.language), ()
+    async def _transcribe(self, job: Job, cut: list[Piece], audio: Audio) -> tuple[Transcript, Transcript | None]:
+        """The transcript, and the translation if one was asked for."""
+        request, began = job.request, time.monotonic()
+        walk = self._engine.walk(cut, audio.samples, request, job.stop)
+        log.event("transcribe", job=job.id, level=log.DEBUG, pieces=len(cut))
+        side_by_side = not request.condition_on_previous_text
+        work = self._pieces.in_order(job.stop, walk.piece, range(len(cut)), side_by_side=side_by_side)
+        async with aclosing(work) as results:
+            said = [result async for result in results]
+        job.watch.add("queue", (walk.first_run or began) - began)
+        job.watch.add("inference", time.monotonic() - (walk.first_run or began))
+
+        transcript, translation = joined(said, audio.duration)
+        if not request.translate:
+            return transcript, None
+        return transcript, transcript if self._engine.speaks_english_only else translation
+
+    def _remarks(self, request: Request) -> tuple[str, ...]:
+        """What the caller should know of what became of the request."""
+        if not (request.translate and self._engine.speaks_english_only):
+            return ()
+        return (f"the model {self._engine.name} can't translate: the translation is its transcription",)
 
     async def _output(
         self, job: Job, transcript: Transcript, translation: Transcript | None, facts: reply.Facts
@@ -228,7 +237,7 @@ class Service:
         self._downloaders.shutdown(wait=False, cancel_futures=True)
         self._io.shutdown(wait=False)  # files may still wait there to be closed
         self._media.shutdown(wait=False, cancel_futures=True)
-        self._model.shutdown(wait=True, cancel_futures=True)
+        self._pieces.close()
         self._engine.close()
 
 
@@ -238,25 +247,8 @@ def _source_kind(request: Request) -> str:
     return fetch.without_secrets(request.audio) if sources.is_url(request.audio) else "local"
 
 
-class _Counter:
-    """How many threads are inside its `with`; entering gives the number, oneself included."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._lock = Lock()
-
-    def __enter__(self) -> int:
-        with self._lock:
-            self._count += 1
-            return self._count
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._count -= 1
-
-
 class Stopwatch:
-    """Where a job's seconds go. Time between a step's request and its start on a pool counts as `queue`."""
+    """Where a job's seconds go. Time between a step's request and its start on a thread counts as `queue`."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -272,14 +264,17 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._seconds[step] += time.monotonic() - started
+            self.add(step, time.monotonic() - started)
+
+    def add(self, step: str, seconds: float) -> None:
+        self._seconds[step] += seconds
 
     def timed(self, step: str, act: Callable[..., T]) -> Callable[..., T]:
         """`act`, with its time as `step`, and the time from now to its start as `queue`."""
         asked = time.monotonic()
 
         def run(*args: Any, **kwargs: Any) -> T:
-            self._seconds["queue"] += time.monotonic() - asked
+            self.add("queue", time.monotonic() - asked)
             with self.timing(step):
                 return act(*args, **kwargs)
 

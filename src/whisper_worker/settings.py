@@ -53,18 +53,40 @@ class Settings(BaseModel):
     ] = Field("auto", description="Number format of the weights; `auto`: `int8` on a CPU, `float16` on a GPU")
     inter_threads: Count | None = Field(
         None,
-        description="Jobs that decode at the same moment: the model's `num_workers` and the size of the thread pool "
-        "that calls it. Default: the cores on a CPU, 1 on a GPU",
+        description="Calls of the model that run at the same moment: its `num_workers`, and the size of the thread "
+        "pool that calls it. Default: the cores on a CPU, 2 on a GPU",
     )
     intra_threads: Count | None = Field(
-        None, description="CPU threads inside one decoding job. Default: 1 on a CPU, 4 on a GPU (where few are used)"
+        None, description="CPU threads inside one call. Default: 1 on a CPU, 4 on a GPU (where few are used)"
+    )
+    batch_size: Count | None = Field(
+        None,
+        description="Windows, of any jobs, that share one call of the model, at most. Default: 1 on a CPU, 8 on a GPU",
+    )
+    batch_wait_s: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = Field(
+        0.01,
+        description="How long a batch that isn't full waits, at most, for jobs whose windows have just been decoded",
+    )
+    fit_windows: bool = Field(
+        True,
+        description="Encode short audio in windows that are shorter than 30 s, and again in full when the text fails a "
+        "threshold",
+    )
+    fit_floor_s: Annotated[float, Field(ge=1, le=30, allow_inf_nan=False)] = Field(
+        16, description="Shortest of such windows"
+    )
+    piece_seconds: Annotated[float, Field(ge=5, le=3600, allow_inf_nan=False)] = Field(
+        60, description="Long audio is cut, at pauses, into pieces of at most so much speech, transcribed side by side"
     )
     job_concurrency: Count | None = Field(
         None,
-        description="Jobs in flight, those that download or wait included. Default: 2 × `INTER_THREADS` + 2",
+        description="Jobs in flight, those that download or wait included. Default: "
+        "2 × `INTER_THREADS` × `BATCH_SIZE` + 8",
     )
     media_threads: Count | None = Field(
-        None, description="Threads that decode audio and look for speech. Default: the cores, at most `JOB_CONCURRENCY`"
+        None,
+        description="Threads that decode audio, look for speech or make features. Default: the cores, at most "
+        "`JOB_CONCURRENCY`",
     )
     max_download_bytes: Bytes = Field(1 * GiB, description="Largest file that is downloaded")
     download_timeout_s: Seconds = Field(300, description="Longest download, retries included")
@@ -74,7 +96,7 @@ class Settings(BaseModel):
     max_redirects: Annotated[int, Field(ge=0, le=20)] = Field(5, description="Redirects that a download follows")
     max_base64_bytes: Bytes = Field(20 * MiB, description="Longest `audio_base64`, in characters")
     max_audio_s: Seconds = Field(
-        2 * 3600, description="Longest audio. An hour takes about 3.5 GB of memory while its features are made"
+        4 * 3600, description="Longest audio. An hour takes 230 MB of memory for as long as its job is in flight"
     )
     job_timeout_s: Seconds = Field(3600, description="Longest job, from being taken to its reply")
     max_inline_bytes: Bytes = Field(8_000_000, description="Largest reply; RunPod loses those over 10 MB")
@@ -113,6 +135,7 @@ class Threads:
 
     inter: int
     intra: int
+    batch: int
     jobs: int
     media: int
     warning: str | None = None
@@ -121,15 +144,17 @@ class Threads:
     def plan(cls, settings: Settings, device: str, cores: int) -> "Threads":
         """The operator's numbers, and for those not given the defaults for this device and so many cores."""
         on_cpu = device == "cpu"
-        inter = settings.inter_threads or (max(cores // (settings.intra_threads or 1), 1) if on_cpu else 1)
+        inter = settings.inter_threads or (max(cores // (settings.intra_threads or 1), 1) if on_cpu else 2)
         intra = settings.intra_threads or (1 if on_cpu else 4)
-        jobs = settings.job_concurrency or 2 * inter + 2
+        batch = settings.batch_size or (1 if on_cpu else 8)
+        jobs = settings.job_concurrency or 2 * inter * batch + 8
         warning = None
         if on_cpu and inter * intra > cores:
             warning = f"INTER_THREADS {inter} × INTRA_THREADS {intra} = {inter * intra} threads on {cores} cores"
         return cls(
             inter=inter,
             intra=intra,
+            batch=batch,
             jobs=jobs,
             media=settings.media_threads or min(cores, jobs),
             warning=warning,

@@ -1,50 +1,299 @@
 """The CTranslate2 model as faster-whisper sees it, shared by the threads of all jobs.
 
-It stands in for `ctranslate2.models.Whisper` inside an unchanged `faster_whisper.WhisperModel`. Each call of a window
-(one `encode`, one `generate` for each temperature tried) passes here: so this is where a job that nobody wants any more
-is stopped, even one whose windows yield no segment.
+It stands in for `ctranslate2.models.Whisper` inside an unchanged `faster_whisper.WhisperModel`. `encode` only notes its
+window; the calls that need a result (`generate`, `detect_language`, `align`) put it into the batcher's queue and wait.
+There the windows of all jobs meet, and what CTranslate2 allows in one call runs in one call. A window is encoded once,
+by the first call that needs it.
+
+Windows are *fitted*: the encoder's cost follows their length, and CTranslate2 accepts less than the 30 s that
+Whisper was trained on. A result that doesn't pass the caller's quality gates is decoded again on the full window.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
+import numpy as np
+from ctranslate2 import DataType, Device, StorageView
+from numpy.typing import NDArray
+
+from whisper_worker import log
+from whisper_worker.batching import Batcher
 from whisper_worker.stop import Stop
+
+FRAMES_PER_S = 100
+FULL = 30 * FRAMES_PER_S
+
+OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed")
+
+Mel = NDArray[np.float32]
+Languages = list[tuple[str, float]]
+"""Tokens such as `<|en|>` with their probabilities, most probable first."""
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """CTranslate2 raises RuntimeError for everything; only its text tells what was short."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in OUT_OF_MEMORY_SIGNS)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The length of a fitted window, in frames of 10 ms: its audio and `margin`, but at least `floor`.
+
+    Rounded up to a multiple of `step`, so that windows of several jobs are often of one length and can share a batch.
+    """
+
+    floor: int
+    margin: int = 200
+    step: int = 200
+
+    def frames(self, content: int) -> int:
+        wanted = max(self.floor, content + self.margin)
+        return min(ceil(wanted / self.step) * self.step, FULL)
+
+
+class Window:
+    """What `encode` returns: up to 30 s of one job's audio, and its encoder output once a call has needed that.
+
+    `mel`: float32, shape (n_mels, frames of sound), without padding. `frames`: the length with padding.
+    """
+
+    def __init__(self, mel: Mel, frames: int) -> None:
+        self.mel = mel
+        self.frames = frames
+        self.encoded: _Encoded | None = None
+
+    def padded(self) -> Mel:
+        """Float32, shape (n_mels, frames)."""
+        return np.pad(self.mel, ((0, 0), (0, self.frames - self.mel.shape[1])))
+
+    def make_full(self) -> None:
+        self.frames, self.encoded = FULL, None
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """One item of the encoder output of a batch: a float StorageView of shape (batch, frames // 2, d_model)."""
+
+    output: StorageView
+    index: int
+
+    def to_numpy(self) -> NDArray[Any]:
+        """Shape (1, frames // 2, d_model). On a CPU a view, from a GPU a copy."""
+        output = self.output if self.output.device == "cpu" else self.output.to_device(Device.cpu)
+        if output.dtype == DataType.bfloat16:  # which numpy lacks
+            output = output.to(DataType.float32)
+        return np.asarray(output)[self.index : self.index + 1]
+
+
+@dataclass(eq=False)
+class Caller:
+    """The piece of a job that a thread works for, and what is kept until it ends.
+
+    `stop`: the job's; it also tells jobs apart, which take turns. `passes`: does a generation result of CTranslate2
+    pass the job's quality gates? Without it no window is fitted. `on_language` is called with the first window's
+    languages when they are asked for, most probable first, `on_run` when a window reaches the model.
+    """
+
+    stop: Stop
+    passes: Callable[[Any], bool] | None = None
+    on_language: Callable[[Languages], None] = lambda _: None
+    on_run: Callable[[], None] = lambda: None
+    languages: Languages | None = None
+    windows: list[Window] = field(default_factory=list)
+    features: tuple[Any, Mel] | None = None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One window's share in a call of the model: `act` with the windows' encoder output and what each `gives`.
+
+    `same`: what must be equal in all calls of a batch, besides the window's length.
+    """
+
+    kind: str
+    same: Hashable
+    caller: Caller
+    window: Window
+    gives: Any
+    act: Callable[[StorageView, list[Any]], list[Any]]
 
 
 class SharedModel:
-    """All methods and attributes of the model it is made of; those that take long first look at the caller's `Stop`."""
+    """The methods and attributes of `ctranslate2.models.Whisper` that faster-whisper uses, for one window a call.
 
-    def __init__(self, model: Any) -> None:
+    `start_token` is the id of `<|startoftranscript|>`; `fit` None leaves all windows full. All methods raise
+    what the model raises, Stopped, and BatcherClosed after `close()`.
+    """
+
+    def __init__(
+        self, model: Any, start_token: int, *, threads: int, batch_size: int, max_wait_s: float, fit: Fit | None
+    ) -> None:
         self._model = model
-        self._caller = threading.local()
-
-    @contextmanager
-    def called_for(self, stop: Stop) -> Iterator[None]:
-        """Calls of this thread, inside the `with`, raise Stopped once `stop` is set."""
-        self._caller.stop = stop
-        try:
-            yield
-        finally:
-            del self._caller.stop
-
-    def encode(self, *args: Any, **kwargs: Any) -> Any:
-        self._look()
-        return self._model.encode(*args, **kwargs)
-
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        self._look()
-        return self._model.generate(*args, **kwargs)
-
-    def align(self, *args: Any, **kwargs: Any) -> Any:
-        self._look()
-        return self._model.align(*args, **kwargs)
+        self._start_token = start_token
+        self._fit = fit
+        self._encode_to_cpu = model.device == "cuda" and len(model.device_index) > 1  # any of them may come to decode
+        self._threads = threading.local()
+        self._running = _Counter()
+        self._batcher: Batcher[_Call, Any] = Batcher(
+            self._run,
+            threads=threads,
+            max_size=batch_size,
+            max_wait_s=max_wait_s,
+            is_memory_error=is_memory_error,
+            name="model",
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def _look(self) -> None:
-        stop: Stop | None = getattr(self._caller, "stop", None)
-        if stop is not None:
-            stop.check()
+    @contextmanager
+    def called_for(self, caller: Caller) -> Iterator[None]:
+        """Calls of this thread, inside the `with`, are for this caller."""
+        self._threads.caller = caller
+        try:
+            yield
+        finally:
+            del self._threads.caller
+
+    def close(self) -> None:
+        """Let what runs end, fail what waits, free the weights."""
+        self._batcher.close()
+        self._model.unload_model()
+
+    def encode(self, features: StorageView, to_cpu: bool = False) -> Window:  # noqa: ARG002  (decided here)
+        """A window for the calls below. `features`: float32, shape (1, n_mels, 3000), on the CPU.
+
+        One that this caller has had already (to transcribe, then to translate it) is found again, with its encoding.
+        """
+        caller = self.caller
+        caller.stop.check()
+        mel = _without_padding(np.asarray(features)[0])
+        for window in caller.windows:
+            if np.array_equal(window.mel, mel):
+                return window
+        frames = self._fit.frames(mel.shape[1]) if self._fit and caller.passes else FULL
+        window = Window(mel, frames)
+        caller.windows.append(window)
+        return window
+
+    def generate(self, window: Window, prompts: list[list[int]], **options: Any) -> list[Any]:
+        """In one call of CTranslate2 all prompts have one length and start their task at one index."""
+        [prompt] = prompts
+
+        def act(encoded: StorageView, prompts: list[list[int]]) -> list[Any]:
+            return list(self._model.generate(encoded, prompts, **options))
+
+        same = len(prompt), prompt.index(self._start_token), _hashable(options)
+        call = _Call("generate", same, self.caller, window, prompt, act)
+        result = self._result_of(call)
+        if window.frames < FULL and call.caller.passes and not call.caller.passes(result):
+            window.make_full()
+            result = self._result_of(call)
+        return [result]
+
+    def detect_language(self, window: Window) -> list[Languages]:
+        """Of the caller's first window; the others get the same answer, as a job has one language."""
+        caller = self.caller
+
+        def act(encoded: StorageView, _: list[Any]) -> list[Any]:
+            return list(self._model.detect_language(encoded))
+
+        if caller.languages is None:
+            caller.languages = self._result_of(_Call("detect_language", None, caller, window, None, act))
+            caller.on_language(caller.languages)
+        return [caller.languages]
+
+    def align(
+        self,
+        window: Window,
+        start_sequence: Sequence[int],
+        text_tokens: list[list[int]],
+        num_frames: int,
+        **options: Any,
+    ) -> list[Any]:
+        """In one call of CTranslate2 the start sequence (so the language) is shared."""
+        [tokens] = text_tokens
+
+        def act(encoded: StorageView, given: list[tuple[list[int], int]]) -> list[Any]:
+            texts, lengths = map(list, zip(*given, strict=True))
+            return list(self._model.align(encoded, start_sequence, texts, lengths, **options))
+
+        same = tuple(start_sequence), _hashable(options)
+        return [self._result_of(_Call("align", same, self.caller, window, (tokens, num_frames), act))]
+
+    @property
+    def caller(self) -> Caller:
+        """Whom this thread works for."""
+        caller: Caller | None = getattr(self._threads, "caller", None)
+        return caller or Caller(Stop())
+
+    def _result_of(self, call: _Call) -> Any:
+        key = call.kind, call.window.frames, call.same
+        return call.caller.stop.result_of(self._batcher.submit(call, key=key, owner=call.caller.stop))
+
+    def _run(self, calls: Sequence[_Call]) -> list[Any]:
+        """On a thread of the batcher: the only place that calls the model."""
+        first, jobs = calls[0], {call.caller.stop for call in calls}
+        for call in calls:
+            call.caller.on_run()
+        with self._running as running:
+            log.event(
+                "model_call",
+                level=log.DEBUG,
+                kind=first.kind,
+                frames=first.window.frames,
+                windows=len(calls),
+                jobs=len(jobs),
+                running=running,
+            )
+            encoded = self._encoder_output([call.window for call in calls])
+            return first.act(encoded, [call.gives for call in calls])
+
+    def _encoder_output(self, windows: list[Window]) -> StorageView:
+        """Shape (windows, frames // 2, d_model), with each window encoded at most once."""
+        new = [window for window in windows if window.encoded is None]
+        if new:
+            mels = StorageView.from_array(np.stack([window.padded() for window in new]))
+            output = self._model.encode(mels, to_cpu=self._encode_to_cpu)
+            for index, window in enumerate(new):
+                window.encoded = _Encoded(output, index)
+        return _joined([window.encoded for window in windows if window.encoded])
+
+
+class _Counter:
+    """How many threads are inside its `with`; entering gives the number, oneself included."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> int:
+        with self._lock:
+            self._count += 1
+            return self._count
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+
+
+def _joined(items: list[_Encoded]) -> StorageView:
+    output = items[0].output
+    if all(item.output is output for item in items) and len(items) == output.shape[0]:
+        return output
+    joined = StorageView.from_array(np.concatenate([item.to_numpy() for item in items]))
+    return joined.to(output.dtype) if joined.dtype != output.dtype else joined
+
+
+def _without_padding(mel: Mel) -> Mel:
+    """faster-whisper fills a window up with columns of exact zeros, which sound, and even digital silence, is not."""
+    sounding = np.flatnonzero(mel.any(axis=0))
+    return np.array(mel[:, : sounding[-1] + 1 if len(sounding) else 1])
+
+
+def _hashable(options: dict[str, Any]) -> Hashable:
+    return tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in sorted(options.items()))

@@ -6,9 +6,9 @@ a packet of audio, a segment).
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
-from threading import Event
-from typing import ParamSpec, TypeVar
+from concurrent.futures import CancelledError, Executor, Future
+from threading import Event, Lock
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,14 +23,38 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = Event()
+        self._lock = Lock()
+        self._awaited: set[Future[Any]] = set()
 
     def set(self) -> None:
-        self._event.set()
+        with self._lock:
+            self._event.set()
+            awaited = list(self._awaited)
+        for future in awaited:
+            future.cancel()
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
 
     def check(self) -> None:
         """Raises Stopped once set."""
         if self._event.is_set():
             raise Stopped
+
+    def result_of(self, future: "Future[T]") -> T:
+        """Wait for it. Once set, one that hasn't begun is cancelled, and Stopped is raised; what runs ends first."""
+        with self._lock:
+            self._awaited.add(future)
+        try:
+            if self.is_set:
+                future.cancel()
+            return future.result()
+        except CancelledError:
+            raise Stopped from None
+        finally:
+            with self._lock:
+                self._awaited.discard(future)
 
     def wait(self, seconds: float) -> None:
         """Sleep for so long; raises Stopped at once when set."""

@@ -1,6 +1,6 @@
 """What the worker makes: words, segments, a transcript. Plain values, all times in seconds of the caller's file."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -44,7 +44,36 @@ class Transcript:
     language_probability: float | None
 
 
+Language = tuple[str, float]
+"""Code and probability."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the model makes of a piece of a file, in the file's times. `translated`: in English, where asked for."""
+
+    segments: tuple[Segment, ...] = ()
+    translated: tuple[Segment, ...] = ()
+    language: Language | None = None
+
+    def shifted(self, frames: int) -> "Said":
+        """With places in the audio that the model heard (`Segment.seek`) so much later."""
+        segments, translated = (
+            tuple(replace(segment, seek=segment.seek + frames) for segment in part)
+            for part in (self.segments, self.translated)
+        )
+        return replace(self, segments=segments, translated=translated)
+
+
 NOTHING_SAID = Transcript(segments=(), language=None, language_probability=None)
+
+
+def joined(said: Sequence[Said], duration: float) -> tuple[Transcript, Transcript]:
+    """The transcript and the translation of a file of `duration` seconds, from what is said in its pieces, in order."""
+    language, probability = next((part.language for part in said if part.language), (None, None))
+    segments = within((segment for part in said for segment in part.segments), duration)
+    translated = within((segment for part in said for segment in part.translated), duration)
+    return Transcript(segments, language, probability), Transcript(translated, language, probability)
 
 
 def within(segments: Iterable[Segment], duration: float) -> tuple[Segment, ...]:
