@@ -1,0 +1,55 @@
+"""A RunPod worker's process that is looked at from outside."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import requests
+from local_endpoint import ENDPOINT_ID, WORKER_ID, Job, LocalEndpoint
+from worker_process import WorkerProcess
+
+from benchmarks.contenders import Memory, Model
+
+START_S = 600  # at most: a large model's weights, from a slow disk
+POST_S = 60
+
+
+class Process(WorkerProcess):
+    """Any Python program that is a worker, with jobs that name files of this machine."""
+
+    def __enter__(self) -> "Process":
+        super().__enter__()
+        return self
+
+    def __init__(self, endpoint: LocalEndpoint, model: Model, program: Sequence[str], **env: str) -> None:
+        super().__init__(endpoint, **{"ALLOW_LOCAL_FILES": "true", **model.env, **env})
+        self._command = [sys.executable, *program]
+        self._jobs = endpoint
+
+    def wait_until_loaded(self) -> None:
+        self.wait_for(lambda: self._jobs.requests[f"job-take/{WORKER_ID}"], START_S)
+
+    def run(self, files: Sequence[Path], timeout_s: float) -> list[Job]:
+        """A job for each file, all sent at once, when they have ended. Fails with the first that has failed."""
+        address = f"{self._jobs.url}/{ENDPOINT_ID}/run"
+        replies = [requests.post(address, json={"input": {"audio": str(file)}}, timeout=POST_S) for file in files]
+        jobs = [self._jobs.jobs[reply.json()["id"]] for reply in replies]
+        self.wait_for(lambda: all(job.is_final for job in jobs), timeout_s)
+        for job in jobs:
+            assert job.status == "COMPLETED", job.error or job.status
+        return jobs
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def memory(self) -> Memory:
+        return Memory.of(self.pid)
+
+
+def forget_peak(pid: int) -> None:
+    """Let the kernel's record of a process's peak memory begin anew. Where that isn't allowed, the old one stands."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
