@@ -11,7 +11,7 @@ from faster_whisper.vad import VadOptions, get_speech_timestamps, get_vad_model
 from media import RATE, noise, silence, speech
 
 from whisper_worker.audio import Samples, decode
-from whisper_worker.speech import FRAME, Heard, Span, Speech, find_spans, listen, whole
+from whisper_worker.speech import FRAME, Heard, Span, Speech, find_spans, listen
 from whisper_worker.stop import Stop, Stopped
 
 
@@ -70,7 +70,7 @@ def test_one_stretch_that_begins_later_moves_its_times_too() -> None:
 
 
 def test_times_stay_when_nothing_was_taken_out() -> None:
-    [same] = whole(speech()).in_file_time([segment(1, 2)])
+    [same] = Speech(speech()).in_file_time([segment(1, 2)])
     assert (same.start, same.end) == (1, 2)
 
 

@@ -37,6 +37,11 @@ class Piece:
         return Speech(joined, [{"start": span.start, "end": span.end} for span in self.spans])
 
 
+def whole(samples: Samples) -> list[Piece]:
+    """All of a recording as one piece; none without a sample."""
+    return [Piece(0, (Span(0, len(samples)),))] if len(samples) else []
+
+
 def cut(heard: Heard, max_s: float, *, keep_silence: bool) -> list[Piece]:
     """The pieces of a recording, in order, each of at most `max_s` seconds; `max_s` is 3 or more.
 

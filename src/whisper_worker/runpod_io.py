@@ -90,17 +90,15 @@ def _run(settings: Settings) -> None:
 def warm_up(engine: "Transcriber") -> None:
     """Transcribe the clip in this package. Raises what the engine raises, or RuntimeError when it hears nothing."""
     from whisper_worker.audio import decode
-    from whisper_worker.pieces import cut
+    from whisper_worker.pieces import whole
     from whisper_worker.request import Request
-    from whisper_worker.speech import listen
     from whisper_worker.stop import Stop
 
     stop = Stop()
     with files("whisper_worker").joinpath(WARM_UP_CLIP).open("rb") as clip:
         audio = decode(clip, stop, max_seconds=60)
     started = time.monotonic()
-    whole = cut(listen(audio.samples, stop), max_s=60, keep_silence=True)
-    walk = engine.walk(whole, audio.samples, Request(language="en"), stop)
+    walk = engine.walk(whole(audio.samples), audio.samples, Request(language="en"), stop)
     if not walk.piece(0).segments:
         raise RuntimeError("the model hears nothing in a clip of clear speech")
     log.event("warmed_up", seconds=time.monotonic() - started)

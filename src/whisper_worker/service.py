@@ -193,9 +193,13 @@ class Service:
     async def _cut(self, job: Job, audio: Audio) -> list[Piece]:
         """The pieces that will be transcribed: all that is speech, or all there is without `enable_vad`."""
 
+        keep_all, longest_s = not job.request.enable_vad, self._settings.piece_seconds
+        if keep_all and audio.duration <= longest_s:
+            return pieces.whole(audio.samples)
+
         def act() -> list[Piece]:
             heard = speech.listen(audio.samples, job.stop)
-            return pieces.cut(heard, self._settings.piece_seconds, keep_silence=not job.request.enable_vad)
+            return pieces.cut(heard, longest_s, keep_silence=keep_all)
 
         return await in_thread(self._media, job.stop, job.watch.timed("decode", act))
 

@@ -95,11 +95,6 @@ class Speech:
         return iter(fw.restore_speech_timestamps((_snap(s, seams) for s in inside), self.chunks, SAMPLE_RATE))
 
 
-def whole(samples: Samples) -> Speech:
-    """All of it, unheard."""
-    return Speech(samples)
-
-
 def listen(samples: Samples, stop: Stop) -> Heard:
     """Run the detector over a recording, block by block; `stop` is read before each. Raises Stopped.
 
