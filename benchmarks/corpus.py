@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
+from media import CLIP, CLIP_WORDS
 
 from whisper_worker.audio import SAMPLE_RATE, Samples, decode
 from whisper_worker.stop import Stop
@@ -45,6 +46,7 @@ PACKAGES = {
 }
 G722_BYTES_PER_S = 8_000
 
+CLIP_S = 4.2
 MIN_S, MAX_S, MIN_WORDS = 1.5, 120.0, 3  # of fewer words, one error is a third
 LETTERS_PER_S = (6.0, 24.0)  # nobody speaks slower or faster: the text is another recording's
 NOT_SENTENCES = re.compile(
@@ -96,10 +98,13 @@ def clips(languages: Collection[str] | None = None, limit: int | None = None) ->
     Left out are clips on which an error rate says nothing: single letters, digits and sounds; fewer than MIN_WORDS
     words or MIN_S seconds; texts that aren't what is said (`UNSPOKEN`, Latin letters in Russian), or that nobody can
     say in that time (`LETTERS_PER_S`). No rule looks at what a model made of a clip.
+
+    Where no recording is there at all, the one clip of the worker's own tests has to do.
     """
     if missing := missing_packages():
         log.warning("not installed, and missing from the benchmark: %s", ", ".join(missing))
-    found = [clip for clip in _all() if (languages is None or clip.language in languages) and _is_fair(clip)]
+    everything = list(_all()) or [Clip(CLIP.name, "en", CLIP_WORDS, CLIP_S, CLIP)]
+    found = [clip for clip in everything if (languages is None or clip.language in languages) and _is_fair(clip)]
     return sorted(found, key=lambda clip: zlib.crc32(clip.name.encode()))[:limit]
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import nan
-from statistics import mean
 
 import numpy as np
 
@@ -109,16 +108,21 @@ def word_error_rate(given: Sequence[Answer]) -> float:
 
 
 def clips(shortest_s: float, longest_s: float, count: int) -> list[Sound]:
-    """So many, their lengths evenly spread and in mixed order: always the same. Repeated where there are too few."""
+    """So many, their lengths evenly spread and in mixed order: always the same. Repeated where there are too few.
+
+    Where there is none of that length, shorter ones are joined.
+    """
+    step_s = (longest_s - shortest_s) / max(count - 1, 1)
+    lengths_s = (
+        [shortest_s + step_s * number for number in range(count)] if count > 1 else [shortest_s / 2 + longest_s / 2]
+    )
     fitting = [clip for clip in corpus.clips([LANGUAGE]) if shortest_s <= clip.seconds <= longest_s]
     if not fitting:
-        raise SystemExit(f"no speech of {shortest_s:g} to {longest_s:g} s is here: see benchmarks/corpus.py")
-    step_s = (longest_s - shortest_s) / max(count - 1, 1)
+        return [recording(length_s) for length_s in lengths_s]
     unused: list[corpus.Clip] = []
     chosen = []
-    for number in range(count):
+    for wanted_s in lengths_s:
         unused = unused or fitting.copy()
-        wanted_s = shortest_s + step_s * number if count > 1 else mean((shortest_s, longest_s))
         clip = min(unused, key=lambda clip: abs(clip.seconds - wanted_s))
         unused.remove(clip)
         chosen.append(clip)

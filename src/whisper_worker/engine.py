@@ -190,7 +190,8 @@ class Walk:
         self._samples = samples
         self._request = request
         self._stop = stop
-        self._said: list[Said] = []  # so far, for the prompts
+        self._transcribed: list[Segment] = []  # so far, for the prompts
+        self._translated: list[Segment] = []
         self._language: Future[Language] = Future()
         self._language.set_running_or_notify_cancel()  # nobody can cancel it any more
         if known := "en" if engine.speaks_english_only else request.language:
@@ -218,19 +219,18 @@ class Walk:
         known = self._language.result()[0] if index or self._language.done() else None
         caller = Caller(self._stop, partial(engine.passes, request), self._note_language, self._note_run)
         with engine.called_for(caller):
-            prompt = self._prompt(index, [segment for said in self._said for segment in said.segments])
+            prompt = self._prompt(index, self._transcribed)
             segments = tuple(engine.segments(speech, request, task="transcribe", language=known, prompt=prompt))
+            self._transcribed += segments
             language = self._language.result(0)  # known by now
             translated: tuple[Segment, ...] = ()
             if request.translate and not engine.speaks_english_only:
-                prompt = self._prompt(index, [segment for said in self._said for segment in said.translated])
+                prompt = self._prompt(index, self._translated)
                 translated = tuple(
                     engine.segments(speech, request, task="translate", language=language[0], prompt=prompt)
                 )
-        said = Said(segments, translated, language).shifted(self._frames_before(index))
-        if request.condition_on_previous_text:
-            self._said.append(said)
-        return said
+                self._translated += translated
+        return Said(segments, translated, language).shifted(self._frames_before(index))
 
     def _prompt(self, index: int, before: Sequence[Segment]) -> str | list[int] | None:
         """What a piece's first window is shown: what it would be if the job were one walk through all windows."""

@@ -10,6 +10,7 @@ Whisper was trained on. A result that doesn't pass the caller's quality gates is
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from whisper_worker.stop import Stop
 
 FRAMES_PER_S = 100
 FULL = 30 * FRAMES_PER_S
+
+WINDOWS_KEPT = 8  # of a piece, for its translation
 
 OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed")
 
@@ -103,7 +106,7 @@ class Caller:
     on_language: Callable[[Languages], None] = lambda _: None
     on_run: Callable[[], None] = lambda: None
     languages: Languages | None = None
-    windows: list[Window] = field(default_factory=list)
+    windows: "deque[Window]" = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
     features: tuple[Any, Mel] | None = None
 
 
