@@ -55,6 +55,7 @@ NOT_SENTENCES = re.compile(
 # Remarks in brackets, signs that have several names, addresses, numbers that are read digit by digit, accents that
 # became question marks, and two lines run into one.
 UNSPOKEN = re.compile(r"[][(){}<>*#/@=&$%+_]|www|\d\d|\?.*\w|\w-\w+:")
+OTHER_WORDS = {"fr/please-try-call-later", "it/please-try-call-later", "it/vm-then-pound"}
 LATIN = re.compile(r"[a-zA-Z]")
 
 PAUSE_S = (0.3, 2.5)
@@ -97,7 +98,8 @@ def clips(languages: Collection[str] | None = None, limit: int | None = None) ->
 
     Left out are clips on which an error rate says nothing: single letters, digits and sounds; fewer than MIN_WORDS
     words or MIN_S seconds; texts that aren't what is said (`UNSPOKEN`, Latin letters in Russian), or that nobody can
-    say in that time (`LETTERS_PER_S`). No rule looks at what a model made of a clip.
+    say in that time (`LETTERS_PER_S`). No rule looks at what a model made of a clip; three
+    clips were found, by reading what models hear, to say something else.
 
     Where no recording is there at all, the one clip of the worker's own tests has to do.
     """
@@ -157,7 +159,7 @@ def _seconds(file: Path) -> float:
 
 
 def _is_fair(clip: Clip) -> bool:
-    if not MIN_S <= clip.seconds <= MAX_S or len(re.findall(r"\w+", clip.text)) < MIN_WORDS:
+    if clip.name in OTHER_WORDS or not MIN_S <= clip.seconds <= MAX_S or len(re.findall(r"\w+", clip.text)) < MIN_WORDS:
         return False
     if UNSPOKEN.search(clip.text) or (clip.language == "ru" and LATIN.search(clip.text)):
         return False

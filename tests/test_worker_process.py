@@ -320,7 +320,7 @@ def _plain(message: str) -> str:
 def test_importing_the_handler_starts_nothing() -> None:
     code = (
         "import sys, threading, handler;"
-        "print(threading.active_count(), {'runpod', 'faster_whisper', 'ctranslate2'} & set(sys.modules))"
+        "print(threading.active_count(), {'runpod', 'faster_whisper', 'ctranslate2', 'numpy'} & set(sys.modules))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=worker_env(), capture_output=True, text=True, check=True, timeout=60

@@ -31,6 +31,7 @@ def main() -> None:
 def _run(settings: Settings) -> None:
     log.configure(settings.log_level)
     _quieten_sdk()
+    _one_thread_a_product()
 
     # All imports by this thread, one after the other: two threads that import at once can see half-made modules.
     # The weights are read on another one meanwhile, without holding the GIL.
@@ -102,6 +103,12 @@ def warm_up(engine: "Transcriber") -> None:
     if not walk.piece(0).segments:
         raise RuntimeError("the model hears nothing in a clip of clear speech")
     log.event("warmed_up", seconds=time.monotonic() - started)
+
+
+def _one_thread_a_product() -> None:
+    """numpy's matrix products share each out to all cores, however small, and make those wait spinning for each other:
+    many times the work when several jobs' audio is decoded beside the model. Read when numpy is imported."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _quieten_sdk() -> None:
