@@ -118,8 +118,8 @@ def _add_common_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="bundled",
-        help="a folder, a size, `bundled`, `multilingual` (the tests' Whisper base), or `random:SIZE`, random weights in "
-        "the shape of a size (%(default)s)",
+        help="a folder, a size, `bundled`, `multilingual` (the tests' Whisper base), or `random:SIZE`, random weights "
+        "in the shape of a size (%(default)s)",
     )
     parser.add_argument("--repeats", type=int, default=3, help="turns of each setting (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path(".benchmarks"), help="folder for the results (%(default)s)")

@@ -269,6 +269,28 @@ def test_the_extremes_of_the_options_are_decoded(options: dict[str, Any], englis
     assert transcribe(english, speech(), **options).language == "en"
 
 
+@pytest.mark.parametrize(
+    ("options", "log_prob", "text", "good"),
+    [
+        ({}, -0.5, " Please.", True),
+        ({}, -0.6, " Please.", False),  # faster-whisper would take it: a full window decides
+        ({"logprob_threshold": -0.3}, -0.5, " Please.", False),
+        ({"logprob_threshold": -20}, -0.6, " Please.", False),
+        ({}, -0.1, " Please, please." * 20, False),  # a loop
+        ({"compression_ratio_threshold": 100}, -0.1, " Please, please." * 20, True),
+        ({"length_penalty": 0}, -0.5, " Please.", True),
+        ({}, -0.1, "", True),
+    ],
+)
+def test_only_good_results_are_taken_from_fitted_windows(
+    options: dict[str, Any], log_prob: float, text: str, good: bool, english: Engine
+) -> None:
+    asked = request(**options)
+    tokens = [50363, *english._whisper.hf_tokenizer.encode(text, add_special_tokens=False).ids, 50463]
+    score = log_prob * (len(tokens) + 1) / len(tokens) ** asked.length_penalty  # as CTranslate2 has it
+    assert english.passes(asked, SimpleNamespace(sequences_ids=[tokens], scores=[score])) == good
+
+
 # --- what the model can't do
 
 

@@ -30,6 +30,7 @@ from whisper_worker.transcript import Language, Said, Segment, Word
 
 MAX_PROMPT_TOKENS = 223  # half the decoder's 448 positions, less the token that opens a prompt
 PROMPT_RESET_TEMPERATURE = 0.5  # faster-whisper's default: what was decoded hotter is no good prompt for what follows
+FIT_LOG_PROB = -0.55  # mean log probability of a fitted window's tokens; measured, see docs/tuning.md
 
 Task = Literal["transcribe", "translate"]
 
@@ -156,12 +157,17 @@ class Engine:
         return map(_segment, speech.in_file_time(segments))
 
     def passes(self, request: Request, result: Any) -> bool:
-        """Whether faster-whisper would take this result of CTranslate2 without trying a higher temperature."""
+        """Whether a result of CTranslate2 is good enough to come from a fitted window.
+
+        That is faster-whisper's rule for taking it without trying a higher temperature, but for log probabilities that
+        it would still take: at those, full windows are right more often.
+        """
         tokens = result.sequences_ids[0]
         mean_log_prob = result.scores[0] * len(tokens) ** request.length_penalty / (len(tokens) + 1)
         text = self._whisper.hf_tokenizer.decode([token for token in tokens if token < self._end_of_text])
         ratio = fw.get_compression_ratio(text.strip())
-        return bool(mean_log_prob >= request.logprob_threshold and ratio <= request.compression_ratio_threshold)
+        least = max(request.logprob_threshold, FIT_LOG_PROB)
+        return bool(mean_log_prob >= least and ratio <= request.compression_ratio_threshold)
 
     def tokens(self, prompt: str) -> list[int]:
         """As faster-whisper makes them of an initial prompt."""
