@@ -30,7 +30,7 @@ from whisper_worker.transcript import Language, Said, Segment, Word
 
 MAX_PROMPT_TOKENS = 223  # half the decoder's 448 positions, less the token that opens a prompt
 PROMPT_RESET_TEMPERATURE = 0.5  # faster-whisper's default: what was decoded hotter is no good prompt for what follows
-FIT_LOG_PROB = -0.55  # mean log probability of a fitted window's tokens; measured, see docs/tuning.md
+FIT_LOG_PROB = -0.5  # mean log probability of a fitted window's tokens; measured, see docs/tuning.md
 
 Task = Literal["transcribe", "translate"]
 
