@@ -92,8 +92,8 @@ def plan(device: str = "cpu", cores: int = 4, **env: str) -> Threads:
     return Threads.plan(Settings.from_env(env), device, cores)
 
 
-def test_a_cpu_decodes_a_window_on_each_core() -> None:
-    assert plan() == Threads(inter=4, intra=1, batch=1, jobs=16, media=4)
+def test_a_cpu_decodes_a_batch_on_each_core() -> None:
+    assert plan() == Threads(inter=4, intra=1, batch=4, jobs=40, media=4)
     assert plan(INTRA_THREADS="2").inter == 2
     assert plan(cores=1, INTRA_THREADS="2").inter == 1
 

@@ -34,8 +34,8 @@ ROUTES = {
     "/moved": redirect("/station.ogg?signature=SECRET"),
     "/long.wav": answer(200, wav(pcm(np.tile(speech(), LONG_CLIP_REPEATS)))),
 }
-SRT = r"1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n[A-Z].*"
-VTT = r"WEBVTT\n\n00:00:0\d\.\d{3} --> 00:00:0\d\.\d{3}\n[A-Z].*"
+SRT = r"1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n[A-Za-z].*"
+VTT = r"WEBVTT\n\n00:00:0\d\.\d{3} --> 00:00:0\d\.\d{3}\n[A-Za-z].*"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Good:
     name: str
     input: dict[str, Any]
     words: str
-    shape: str = r"([A-Z].*[.])?"  # what the whole of `transcription` matches
+    shape: str = r"([A-Za-z].*[.])?"  # what the whole of `transcription` matches
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ def test_no_more_are_decoded_at_once_than_the_operator_allows(evening: Evening) 
     assert {message.partition(" running=")[2] for message in evening.worker.events("model_call")} <= {"1", "2"}
 
 
-def test_the_worker_holds_twelve_jobs_where_two_may_decode(evening: Evening) -> None:
-    assert evening.endpoint.most_in_progress == 12
+def test_the_worker_holds_more_jobs_than_it_decodes(evening: Evening) -> None:
+    assert evening.endpoint.most_in_progress == 20
 
 
 def test_the_model_is_loaded_once(evening: Evening) -> None:

@@ -61,7 +61,7 @@ class Settings(BaseModel):
     )
     batch_size: Count | None = Field(
         None,
-        description="Windows, of any jobs, that share one call of the model, at most. Default: 1 on a CPU, 8 on a GPU",
+        description="Windows, of any jobs, that share one call of the model, at most. Default: 4 on a CPU, 8 on a GPU",
     )
     batch_wait_s: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = Field(
         0.01,
@@ -146,7 +146,7 @@ class Threads:
         on_cpu = device == "cpu"
         inter = settings.inter_threads or (max(cores // (settings.intra_threads or 1), 1) if on_cpu else 2)
         intra = settings.intra_threads or (1 if on_cpu else 4)
-        batch = settings.batch_size or (1 if on_cpu else 8)
+        batch = settings.batch_size or (4 if on_cpu else 8)
         jobs = settings.job_concurrency or 2 * inter * batch + 8
         warning = None
         if on_cpu and inter * intra > cores:
