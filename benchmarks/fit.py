@@ -1,4 +1,4 @@
-"""What fitted windows cost in words and save in work: their floor is chosen by this.
+"""What fitted windows cost in words and save in work: their length is chosen by this.
 
 Real clips go through the worker's engine, without voice activity detection, and without being told the language where
 the model knows several. Work is processor time, which other programs disturb less than a clock's. In `data`:
@@ -27,8 +27,8 @@ from whisper_worker.settings import Settings, Threads, available_cores
 from whisper_worker.stop import Stop
 
 NAME = "fit"
-HELP = "fitted windows: word errors and work for each floor"
-QUICK = {"clips": 10, "floors": [30.0, 16.0]}
+HELP = "fitted windows: word errors and work for each length"
+QUICK = {"clips": 10, "lengths": [30.0, 16.0]}
 
 FULL_S = 30.0
 
@@ -65,14 +65,14 @@ class Result:
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--clips", type=int, default=500, help="at most, of all languages together (%(default)s)")
     parser.add_argument("--languages", default="", help="codes with commas between; all that the model knows")
-    floors = [FULL_S, 20.0, 16.0, 12.0]
-    parser.add_argument("--floors", type=numbers, default=floors, help="seconds; 30 is a full window (30,20,16,12)")
+    lengths = [FULL_S, 20.0, 16.0, 12.0]
+    parser.add_argument("--lengths", type=numbers, default=lengths, help="seconds; 30 is a full window (30,20,16,12)")
 
 
 def run(options: Namespace) -> Report:
     loaded = model(options)
-    results = {floor_s: _measured(loaded, floor_s, options) for floor_s in options.floors}
-    heard = results[options.floors[0]].heard
+    results = {length_s: _measured(loaded, length_s, options) for length_s in options.lengths}
+    heard = results[options.lengths[0]].heard
     languages = sorted({one.clip.language for one in heard})
     return Report(
         NAME,
@@ -85,14 +85,14 @@ def run(options: Namespace) -> Report:
             "A clip taken for another language counts as words wrong, too.",
             "`again`: windows whose text failed a threshold and that were decoded a second time, in full.",
         ],
-        data={"settings": [_data(floor_s, result, heard) for floor_s, result in results.items()]},
+        data={"settings": [_data(length_s, result, heard) for length_s, result in results.items()]},
     )
 
 
-def _measured(loaded: Model, floor_s: float, options: Namespace) -> Result:
+def _measured(loaded: Model, length_s: float, options: Namespace) -> Result:
     cores = available_cores()
     threads = Threads(inter=cores, intra=1, batch=1, jobs=cores, media=cores)
-    settings = Settings(fit_windows=floor_s < FULL_S, fit_floor_s=floor_s)
+    settings = Settings(fit_windows=length_s < FULL_S, fit_window_s=length_s)
     engine = _CountingEngine.load(find(loaded.folder), loaded.device, loaded.compute_type, threads, settings)
     languages = options.languages.split(",") if options.languages else None
     clips = corpus.clips(["en"] if engine.speaks_english_only else languages, options.clips)
@@ -100,7 +100,7 @@ def _measured(loaded: Model, floor_s: float, options: Namespace) -> Result:
         samples = list(pool.map(Clip.load, clips))
         began = time.process_time()
         work = [pool.submit(_heard, engine, *clip) for clip in zip(clips, samples, strict=True)]
-        heard = [done.result() for done in progress(work, f"floor {floor_s:g} s")]
+        heard = [done.result() for done in progress(work, f"windows of {length_s:g} s")]
         cpu_s = time.process_time() - began
     engine.close()
     assert isinstance(engine, _CountingEngine)
@@ -126,13 +126,13 @@ def _heard(engine: Engine, clip: Clip, samples: Samples) -> Heard:
 def _table(results: Mapping[float, Result], languages: Sequence[str]) -> Table:
     first = next(iter(results.values()))
     rows: list[list[Value]] = []
-    for floor_s, result in results.items():
+    for length_s, result in results.items():
         clips = len(result.heard)
-        row: list[Value] = ["full" if floor_s >= FULL_S else f"{floor_s:g} s"]
+        row: list[Value] = ["none" if length_s >= FULL_S else f"{length_s:g} s"]
         row += [result.word_error_rate(), *(result.word_error_rate(language) for language in languages)]
         row += [result.languages_wrong, result.again, result.cpu_s / clips, first.cpu_s / result.cpu_s]
         rows.append(row)
-    columns = ["floor", "WER, %", *(f"{language}, %" for language in languages)]
+    columns = ["short windows", "WER, %", *(f"{language}, %" for language in languages)]
     columns += ["language wrong", "again", "CPU s a clip", "times faster"]
     return Table("Word errors and work", columns, rows)
 
@@ -140,17 +140,17 @@ def _table(results: Mapping[float, Result], languages: Sequence[str]) -> Table:
 def _chart(results: Mapping[float, Result]) -> Chart:
     series = {"word error rate, %": [result.word_error_rate() for result in results.values()]}
     work = {"CPU s in 10 clips": [10 * result.cpu_s / len(result.heard) for result in results.values()]}
-    return Chart("floors", "Floor of fitted windows", "floor, s", "", list(results), {**series, **work})
+    return Chart("lengths", "Length of short windows", "length, s", "", list(results), {**series, **work})
 
 
-def _data(floor_s: float, result: Result, full: Sequence[Heard]) -> dict[str, Any]:
+def _data(length_s: float, result: Result, full: Sequence[Heard]) -> dict[str, Any]:
     differing = [
         {"clip": mine.clip.name, "text": mine.text, "full": theirs.text}
         for mine, theirs in zip(result.heard, full, strict=True)
         if mine.text != theirs.text
     ]
     return {
-        "floor_s": floor_s,
+        "length_s": length_s,
         "edits": sum(one.edits for one in result.heard),
         "words": sum(one.words for one in result.heard),
         "languages_wrong": result.languages_wrong,

@@ -50,7 +50,7 @@ BAD = [
     ("DOWNLOAD_ATTEMPTS", "0"),
     ("BATCH_SIZE", "0"),
     ("FIT_WINDOWS", "perhaps"),
-    ("FIT_FLOOR_S", "31"),
+    ("FIT_WINDOW_S", "31"),
     ("PIECE_SECONDS", "4"),
 ]
 

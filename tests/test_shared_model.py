@@ -226,16 +226,13 @@ def test_encoder_outputs_are_joined_whatever_numbers_they_are() -> None:
 # --- fitted windows
 
 
-@pytest.mark.parametrize(
-    ("content", "frames"),
-    [(1, 1600), (1400, 1600), (1401, 1800), (1600, 1800), (2790, 3000), (2900, 3000), (3000, 3000)],
-)
-def test_a_window_is_as_long_as_its_audio_needs_and_no_shorter_than_the_floor(content: int, frames: int) -> None:
-    assert Fit(floor=1600, margin=200, step=200).frames(content) == frames
+@pytest.mark.parametrize(("sound", "frames"), [(1, 1600), (1400, 1600), (1401, FULL), (2900, FULL), (FULL, FULL)])
+def test_a_window_is_short_where_sound_and_some_silence_fit_into_it(sound: int, frames: int) -> None:
+    assert Fit(1600).frames(sound) == frames
 
 
 def test_short_audio_is_encoded_in_a_short_window(english: Shared, caller: Caller) -> None:
-    shared = english.share(fit=Fit(floor=1600))
+    shared = english.share(fit=Fit(1600))
     with shared.model.called_for(caller):
         segments, _ = said(shared.whisper, speech(), word_timestamps=False)
     assert "open the window" in segments[0].text
@@ -243,7 +240,7 @@ def test_short_audio_is_encoded_in_a_short_window(english: Shared, caller: Calle
 
 
 def test_a_result_that_fails_is_decoded_again_in_full_before_the_temperature_rises(english: Shared) -> None:
-    shared, verdicts = english.share(fit=Fit(floor=1600)), iter([False])
+    shared, verdicts = english.share(fit=Fit(1600)), iter([False])
     with shared.model.called_for(Caller(Stop(), passes=lambda _: next(verdicts))):
         segments, _ = said(shared.whisper, speech())
     assert segments[0].temperature == 0
@@ -258,7 +255,7 @@ def test_a_result_that_fails_is_decoded_again_in_full_before_the_temperature_ris
 
 
 def test_without_quality_gates_windows_are_full(english: Shared) -> None:
-    shared = english.share(fit=Fit(floor=1600))
+    shared = english.share(fit=Fit(1600))
     said(shared.whisper, speech(), word_timestamps=False)
     assert shared.calls.made == [("encode", 1, FULL), ("generate", 1, FULL)]
 

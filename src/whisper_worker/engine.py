@@ -69,7 +69,7 @@ class Engine:
             threads=threads.inter,
             batch_size=threads.batch,
             max_wait_s=settings.batch_wait_s,
-            fit=Fit(floor=round(settings.fit_floor_s * FRAMES_PER_S)) if settings.fit_windows else None,
+            fit=Fit(length=round(settings.fit_window_s * FRAMES_PER_S)) if settings.fit_windows else None,
         )
         whisper.model = self._model
         whisper.feature_extractor = _Features(whisper.feature_extractor, self._model, at_once=threads.media)

@@ -52,7 +52,7 @@ def _run(settings: Settings) -> None:
         batch_size=threads.batch,
         job_concurrency=threads.jobs,
         media_threads=threads.media,
-        fit_floor_s=settings.fit_floor_s if settings.fit_windows else "off",
+        fit_window_s=settings.fit_window_s if settings.fit_windows else "off",
         piece_seconds=settings.piece_seconds,
     )
     if threads.warning:

@@ -69,11 +69,10 @@ class Settings(BaseModel):
     )
     fit_windows: bool = Field(
         True,
-        description="Encode short audio in windows that are shorter than 30 s, and again in full when the text fails a "
-        "threshold",
+        description="Encode short audio in windows shorter than 30 s, and again in full when the text is doubtful",
     )
-    fit_floor_s: Annotated[float, Field(ge=1, le=30, allow_inf_nan=False)] = Field(
-        16, description="Shortest of such windows"
+    fit_window_s: Annotated[float, Field(ge=4, le=30, allow_inf_nan=False)] = Field(
+        16, description="Length of such windows; what sounds in them is at least 2 s shorter"
     )
     piece_seconds: Annotated[float, Field(ge=5, le=3600, allow_inf_nan=False)] = Field(
         60, description="Long audio is cut, at pauses, into pieces of at most so much speech, transcribed side by side"

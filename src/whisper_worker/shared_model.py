@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -44,18 +43,18 @@ def is_memory_error(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class Fit:
-    """The length of a fitted window, in frames of 10 ms: its audio and `margin`, but at least `floor`.
+    """Windows with little sound are `length` long, all others full, in frames of 10 ms.
 
-    Rounded up to a multiple of `step`, so that windows of several jobs are often of one length and can share a batch.
+    So much silence as `margin` must follow the sound: with less, the model doesn't hear it end, and goes on. There are
+    but two lengths, because only windows of one length can share a batch, and because where there is more sound than
+    fits into about half a window, a shorter one saves little.
     """
 
-    floor: int
+    length: int
     margin: int = 200
-    step: int = 200
 
-    def frames(self, content: int) -> int:
-        wanted = max(self.floor, content + self.margin)
-        return min(ceil(wanted / self.step) * self.step, FULL)
+    def frames(self, sound: int) -> int:
+        return self.length if sound + self.margin <= self.length else FULL
 
 
 class Window:
