@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from whisper_worker.batching import Batcher, BatcherClosed
+from whisper_worker.batching import PATIENCE, Batcher, BatcherClosed
 
 LONG_S = 600  # never waited for: a test that does hangs, and is seen
 SOON_S = 20
@@ -131,6 +131,32 @@ def test_a_short_job_beside_long_ones_runs_in_the_next_batch() -> None:
     assert run.batches == [[i] for i in (0, 10, 20, 11, 21, 12, 22, 0, 10, 20, 99, 11, 21, 12, 22)]
 
 
+def test_an_owner_that_comes_with_one_item_goes_before_those_that_have_led() -> None:
+    doubled, short = Doubler(), []
+
+    def run(batch: Sequence[int]) -> list[int]:
+        if batch == [11]:
+            short.append(b.submit(99, owner="short"))
+        return doubled(batch)
+
+    with batcher(run, size=1) as b:
+        with busy(doubled, b):
+            futures = [b.submit(10 * owner + i, owner=owner) for owner in (1, 2, 3) for i in range(3)]
+        results(futures)
+        results(short)
+    assert doubled.batches == [[i] for i in (0, 10, 20, 30, 11, 99, 21, 31, 12, 22, 32)]
+
+
+def test_newcomers_never_keep_others_from_going_on() -> None:
+    run = Doubler()
+    with batcher(run, size=1) as b:
+        with busy(run, b):
+            futures = [b.submit(i, owner="many") for i in (1, 2)]
+            futures += [b.submit(10 + i, owner=("new", i)) for i in range(9)]
+        results(futures)
+    assert run.batches.index([2]) == 2 + PATIENCE
+
+
 def test_an_owner_whose_key_did_not_fit_keeps_its_turn() -> None:
     run = Doubler()
     with batcher(run, size=2) as b:
@@ -139,6 +165,18 @@ def test_an_owner_whose_key_did_not_fit_keeps_its_turn() -> None:
             futures.insert(0, b.submit(7, key="b", owner="other"))
         results(futures)
     assert run.batches == [[0], [1, 2], [7], [3]]
+
+
+def test_riding_along_costs_an_owner_no_turn() -> None:
+    """One whose odd item waits rides along with others again and again: it must come to lead with it all the same."""
+    run = Doubler()
+    with batcher(run, size=2) as b:
+        with busy(run, b):
+            futures = [b.submit(100 + i, key="a", owner="one") for i in range(9)]
+            futures.append(b.submit(7, key="odd", owner="two"))
+            futures += [b.submit(200 + i, key="a", owner="two") for i in range(9)]
+        results(futures)
+    assert run.batches.index([7]) <= 2
 
 
 def test_those_who_left_are_skipped() -> None:
@@ -265,6 +303,24 @@ def test_the_size_comes_back() -> None:
             futures = [b.submit(i) for i in range(1, 9)]
         results(futures)
     assert run.batches == [[0], [1, 2, 3, 4], [1, 2], [3, 4], [5, 6, 7, 8]]
+
+
+def test_each_failure_is_told_with_its_size() -> None:
+    told: list[tuple[str, int]] = []
+
+    def fail_at_2(batch: Sequence[int]) -> list[int]:
+        if 2 in batch:
+            raise ValueError("two")
+        return list(batch)
+
+    run = Doubler()
+    with batcher(run, size=2, on_failure=lambda error, size: told.append((str(error), size))) as b:
+        with busy(run, b):
+            futures = [b.submit(i) for i in (1, 2)]
+            b._run = fail_at_2
+        with pytest.raises(ValueError, match="two"):
+            results(futures)
+    assert told == [("two", 2), ("two", 1)]
 
 
 def test_a_lone_item_without_memory_fails_alone() -> None:

@@ -1,6 +1,7 @@
 """The real model on real audio."""
 
 import re
+import threading
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -368,9 +369,22 @@ def test_pieces_without_a_language_do_not_wait_for_a_first_that_failed(
     monkeypatch.setattr(multilingual._whisper, "transcribe", fail)
     with ThreadPoolExecutor(2) as pool:
         later, first = pool.submit(walk.piece, 1), pool.submit(walk.piece, 0)
-        for work in (first, later):
-            with pytest.raises(RuntimeError, match="no"):
-                work.result(30)
+        with pytest.raises(RuntimeError, match="no"):
+            first.result(30)
+        with pytest.raises(Stopped):
+            later.result(30)
+
+
+def test_a_stopped_piece_does_not_wait_for_the_language(multilingual: Engine) -> None:
+    stop = Stop()
+    walk, _ = walk_through(multilingual, np.tile(speech(), 3), request(), stop, piece_s=5)
+    with ThreadPoolExecutor(1) as pool:
+        later = pool.submit(walk.piece, 1)
+        while not stop._awaited:
+            threading.Event().wait(0.01)
+        stop.set()
+        with pytest.raises(Stopped):
+            later.result(30)
 
 
 @pytest.mark.parametrize(

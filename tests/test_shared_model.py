@@ -7,6 +7,7 @@ tokens are equal, and scores and times as close as `CLOSE` says.
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from media import RATE, noise, silence, speech
 from whisper_worker.audio import decode
 from whisper_worker.batching import BatcherClosed
 from whisper_worker.models import find
-from whisper_worker.shared_model import FULL, Caller, Fit, SharedModel, Window, _Encoded, _joined
+from whisper_worker.shared_model import FULL, Caller, Fit, SharedModel, Window, _joined, _split
 from whisper_worker.stop import Stop, Stopped
 
 CLOSE = 2e-3
@@ -203,24 +204,157 @@ def test_a_higher_temperature_and_a_translation_reuse_the_encoder_output(multili
 
 
 def test_windows_of_a_batch_keep_their_own_encoder_output(english: Shared) -> None:
-    """Encoded together, aligned with others: each gets the words of its own audio."""
+    """Encoded together, aligned in another order: each gets the words of its own audio."""
     clips = [speech()[: n * RATE // 2] for n in (3, 5, 7, 8)]
     alone = [said(english.plain, clip)[0] for clip in clips]
     shared = english.share(batch_size=4, threads=1, max_wait_s=0.5)
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda clip: said(shared.whisper, clip)[0], clips))
     assert shared.calls.count("encode") < 4
-    assert [[s.text for s in mine] for mine in together] == [[s.text for s in theirs] for theirs in alone]
+    assert list(map(words_of, together)) == list(map(words_of, alone))
 
 
-def test_encoder_outputs_are_joined_whatever_numbers_they_are() -> None:
+def words_of(segments: list[fw.Segment]) -> list[tuple[str, float]]:
+    return [(word.word, word.start) for segment in segments for word in segment.words or ()]
+
+
+@pytest.mark.parametrize("order", [(1, 0), (1, 0, 2), (2, 1), (1,)])
+def test_windows_encoded_together_are_told_apart_in_any_order(order: tuple[int, ...], english: Shared) -> None:
+    shared = english.share()
+    mels = [english.plain.feature_extractor(speech()[RATE * n : RATE * n + RATE])[:, :100] for n in range(3)]
+    windows = [Window(mel, FULL) for mel in mels]
+    alone = [np.asarray(english.plain.encode(window.padded())) for window in windows]
+    shared.model._encoder_output(windows[:2])
+    joined = np.asarray(shared.model._encoder_output([windows[n] for n in order]))
+    assert np.array_equal(joined, np.concatenate([alone[n] for n in order]))
+
+
+def test_encoder_outputs_are_split_and_joined_whatever_numbers_they_are() -> None:
     for kind in (DataType.float32, DataType.float16, DataType.bfloat16):
-        first, second = (np.arange(n, n + 24, dtype=np.float32).reshape(2, 3, 4) for n in (0, 24))
-        items = [_Encoded(StorageView.from_array(a).to(kind), index) for a in (first, second) for index in (1, 0)]
-        joined = _joined(items)
-        assert joined.dtype == kind
-        values = np.asarray(joined.to(DataType.float32))
-        assert values.tolist() == np.stack([first[1], first[0], second[1], second[0]]).tolist()
+        numbers = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+        first, second = _split(StorageView.from_array(numbers).to(kind))
+        joined = _joined([second, first, second])
+        assert joined.dtype == first.dtype == kind
+        assert np.asarray(joined.to(DataType.float32)).tolist() == numbers[[1, 0, 1]].tolist()
+
+
+# --- what may share a call
+
+PROMPT = {"en": [50258, 50259, 50359], "de": [50258, 50261, 50359]}  # start, language, transcribe
+
+
+def generate(shared: Shared, window: Window, prompt: list[int], **options: Any) -> Any:
+    return shared.model.generate(window, [prompt], **{"beam_size": 2, "max_length": 20, **options})
+
+
+def align(shared: Shared, window: Window, prompt: list[int], frames: int = 100) -> Any:
+    return shared.model.align(window, prompt, [[1029, 1029]], frames, median_filter_width=7)
+
+
+APART: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "beams": (lambda s, w: generate(s, w, PROMPT["en"]), lambda s, w: generate(s, w, PROMPT["en"], beam_size=3)),
+    "temperatures": (
+        lambda s, w: generate(s, w, PROMPT["en"], sampling_temperature=0.2),
+        lambda s, w: generate(s, w, PROMPT["en"], sampling_temperature=0.4),
+    ),
+    "suppressed tokens": (
+        lambda s, w: generate(s, w, PROMPT["en"], suppress_tokens=[1]),
+        lambda s, w: generate(s, w, PROMPT["en"], suppress_tokens=[2]),
+    ),
+    "lengths of prompts": (
+        lambda s, w: generate(s, w, PROMPT["en"]),
+        lambda s, w: generate(s, w, [50361, 1029, *PROMPT["en"]]),
+    ),
+    "lengths of windows": (
+        lambda s, w: generate(s, w, PROMPT["en"]),
+        lambda s, w: generate(s, Window(w.mel, 1600), PROMPT["en"]),
+    ),
+    "kinds": (lambda s, w: s.model.detect_language(w), lambda s, w: align(s, w, PROMPT["en"])),
+    "languages to align": (lambda s, w: align(s, w, PROMPT["en"]), lambda s, w: align(s, w, PROMPT["de"])),
+}
+TOGETHER: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "languages": (lambda s, w: generate(s, w, PROMPT["en"]), lambda s, w: generate(s, w, PROMPT["de"])),
+    "lengths to align": (lambda s, w: align(s, w, PROMPT["en"], 80), lambda s, w: align(s, w, PROMPT["en"], 100)),
+    "detections": (lambda s, w: s.model.detect_language(w), lambda s, w: s.model.detect_language(w)),
+}
+
+
+@pytest.mark.parametrize("calls", APART.values(), ids=APART.keys())
+def test_calls_that_differ_in_what_is_shared_run_apart(
+    calls: tuple[Callable[..., Any], ...], multilingual: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert batches_of(calls, multilingual) == [1, 1]
+    assert "model_call_failed" not in caplog.text
+
+
+@pytest.mark.parametrize("calls", TOGETHER.values(), ids=TOGETHER.keys())
+def test_calls_that_differ_only_in_what_is_their_own_run_together(
+    calls: tuple[Callable[..., Any], ...], multilingual: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert batches_of(calls, multilingual) == [2]
+    assert "model_call_failed" not in caplog.text
+
+
+def batches_of(calls: tuple[Callable[..., Any], ...], shared: Shared) -> list[int]:
+    """How many windows each call of the model had, `encode` aside, when all of `calls` waited at the same time."""
+    shared.share(batch_size=4, threads=1)
+    mel = shared.plain.feature_extractor(speech()[:RATE])[:, :100]
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        assert release.wait(30)
+
+    def first() -> None:
+        with shared.model.called_for(Caller(Stop(), on_run=hold)):
+            shared.model.detect_language(Window(mel, FULL))
+
+    with ThreadPoolExecutor(1 + len(calls)) as pool:
+        work = [pool.submit(first)]
+        assert held.wait(30)
+        work += [pool.submit(call, shared, Window(mel, FULL)) for call in calls]
+        while shared.model._batcher._waiting.count < len(calls):
+            threading.Event().wait(0.01)
+        release.set()
+        for done in work:
+            done.result(60)
+    return [windows for kind, windows, _ in shared.calls.made[2:] if kind != "encode"]
+
+
+def test_a_second_jobs_window_goes_before_the_firsts_next_ones(english: Shared) -> None:
+    shared = english.share(threads=1)
+    window = Window(english.plain.feature_extractor(speech()[:RATE])[:, :100], FULL)
+    long, short = Stop(), Stop()
+    order: list[str] = []
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        assert release.wait(30)
+
+    def call(stop: Stop, on_run: Callable[[], None]) -> None:
+        with shared.model.called_for(Caller(stop, on_run=on_run)):
+            shared.model.generate(Window(window.mel, FULL), [[shared.start]], max_length=5)
+
+    with ThreadPoolExecutor(6) as pool:
+        work = [pool.submit(call, Stop(), hold)]
+        assert held.wait(30)
+        for number, (name, stop) in enumerate([("long", long)] * 3 + [("short", short)], 1):
+            work.append(pool.submit(call, stop, partial(order.append, name)))
+            while shared.model._batcher._waiting.count < number:
+                threading.Event().wait(0.01)
+        release.set()
+        for done in work:
+            done.result(60)
+    assert order == ["long", "short", "long", "long"]
+
+
+def test_an_error_of_a_batch_is_logged(english: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    shared = english.share()
+    window = Window(english.plain.feature_extractor(speech()[:RATE])[:, :100], FULL)
+    with pytest.raises(ValueError, match="beam"):
+        shared.model.generate(window, [[shared.start]], beam_size=0)
+    assert "event=model_call_failed windows=1" in caplog.text
 
 
 # --- fitted windows

@@ -5,12 +5,14 @@ others, call `run`; who submits gets a future and holds nothing else.
 """
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import Generic, TypeVar
+
+PATIENCE = 4
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,8 +36,8 @@ class Batcher(Generic[Item, Result]):
 
     Every future is settled, whatever happens. One that is cancelled before its turn is skipped. When `run` fails, or
     returns another number of results than it got items, the batch is split and tried again, so that only the item at
-    fault fails. After an error that `is_memory_error` recognises, batches are at most half as large for
-    `halved_for_s`.
+    fault fails; `on_failure` is told the error and the batch's size. After an error that `is_memory_error` recognises,
+    batches are at most half as large for `halved_for_s`.
 
     A free thread takes what is there. Only callers that have just been served, and are thus about to come back with
     their next item, are waited for: never for longer than `max_wait_s`, and not where they make no larger batch.
@@ -50,6 +52,7 @@ class Batcher(Generic[Item, Result]):
         max_wait_s: float = 0.0,
         is_memory_error: Callable[[BaseException], bool] = lambda error: isinstance(error, MemoryError),
         halved_for_s: float = 60.0,
+        on_failure: Callable[[BaseException, int], None] = lambda _error, _size: None,
         name: str = "batch",
     ) -> None:
         self._run = run
@@ -57,6 +60,7 @@ class Batcher(Generic[Item, Result]):
         self._max_wait_s = max_wait_s
         self._is_memory_error = is_memory_error
         self._halved_for_s = halved_for_s
+        self._on_failure = on_failure
 
         self._changed = Condition()  # guards all below
         self._waiting: _Turns[Item, Result] = _Turns()
@@ -137,62 +141,99 @@ class Batcher(Generic[Item, Result]):
                 entry.future.set_result(result)
 
     def _settle_failed(self, batch: list[_Entry[Item, Result]], error: BaseException) -> None:
+        self._on_failure(error, len(batch))
         if len(batch) == 1:
             batch[0].future.set_exception(error)
             return
         half = len(batch) // 2
         if self._is_memory_error(error):
             with self._changed:
-                self._halved_size, self._halved_until = half, time.monotonic() + self._halved_for_s
+                self._halved_size, self._halved_until = min(half, self._size()), time.monotonic() + self._halved_for_s
         self._settle(batch[:half])
         self._settle(batch[half:])
 
 
 class _Turns(Generic[Item, Result]):
-    """What waits, by owner. A batch takes one item of each owner in turn, then goes round again.
+    """What waits, by owner.
 
-    The owner whose turn it is decides the batch's key. One that has contributed goes to the end of the line; one that
-    has nothing of the key keeps its place.
+    The owner whose turn it is leads a batch: its oldest entry decides the key, and it goes to the end of the line if it
+    has more. The others ride along with what they have of that key, one each and then round again, and keep their
+    place, so that each entry leads in the end.
+
+    Owners who come with nothing waiting yet are newcomers, and go before those who have led: so one with a single item
+    is served before the next of those with many. But no more than `PATIENCE` newcomers pass them in a row.
     """
 
     def __init__(self) -> None:
-        self._owners: OrderedDict[Hashable, deque[_Entry[Item, Result]]] = OrderedDict()
+        self._entries: dict[Hashable, deque[_Entry[Item, Result]]] = {}
+        self._newcomers: dict[Hashable, None] = {}
+        self._line: dict[Hashable, None] = {}
+        self._passed = 0
 
     def __bool__(self) -> bool:
-        return bool(self._owners)
+        return bool(self._entries)
 
     @property
     def count(self) -> int:
-        return sum(map(len, self._owners.values()))
+        return sum(map(len, self._entries.values()))
 
     @property
     def oldest(self) -> float:
-        return min(entries[0].arrived for entries in self._owners.values())
+        return min(entries[0].arrived for entries in self._entries.values())
 
     def put(self, entry: _Entry[Item, Result]) -> None:
-        self._owners.setdefault(entry.owner, deque()).append(entry)
+        if entry.owner not in self._entries:
+            self._entries[entry.owner] = deque()
+            self._newcomers[entry.owner] = None
+        self._entries[entry.owner].append(entry)
 
     def take(self, size: int) -> list[_Entry[Item, Result]]:
         """Up to `size` entries of one key, their futures running. Empty when all that waited had been cancelled."""
-        batch: list[_Entry[Item, Result]] = []
-        while len(batch) < size and (entry := self._next_for(batch)):
-            batch.append(entry)
+        leader = self._lead()
+        if leader is None:
+            return []
+        batch = [leader]
+        before = 0
+        while before < len(batch) < size:
+            before = len(batch)
+            for owner in [*self._newcomers, *self._line]:
+                if len(batch) < size and (entry := self._take_of(owner, leader.key)):
+                    batch.append(entry)
         return batch
-
-    def _next_for(self, batch: list[_Entry[Item, Result]]) -> _Entry[Item, Result] | None:
-        for owner, entries in list(self._owners.items()):
-            for entry in [entry for entry in entries if not batch or entry.key == batch[0].key]:
-                entries.remove(entry)
-                if not entries:
-                    del self._owners[owner]
-                if entry.future.set_running_or_notify_cancel():  # False: nobody waits for it any more
-                    if entries:
-                        self._owners.move_to_end(owner)
-                    return entry
-        return None
 
     def take_all(self) -> list[_Entry[Item, Result]]:
         """All that is left and not cancelled, futures running."""
-        entries = [entry for owned in self._owners.values() for entry in owned]
-        self._owners.clear()
-        return [entry for entry in entries if entry.future.set_running_or_notify_cancel()]
+        left = []
+        while entry := self._lead():
+            left.append(entry)
+        return left
+
+    def _lead(self) -> _Entry[Item, Result] | None:
+        while self._entries:
+            patient = bool(self._line) and self._passed < PATIENCE
+            newcomer_leads = bool(self._newcomers) and (patient or not self._line)
+            self._passed = self._passed + 1 if newcomer_leads and self._line else 0
+            owner = next(iter(self._newcomers if newcomer_leads else self._line))
+            entry = self._take_of(owner, self._entries[owner][0].key)
+            if owner in self._entries:
+                self._newcomers.pop(owner, None)
+                self._line.pop(owner, None)
+                self._line[owner] = None
+            if entry:
+                return entry
+        return None
+
+    def _take_of(self, owner: Hashable, key: Hashable) -> _Entry[Item, Result] | None:
+        """The owner's first entry with the key, unless nobody waits for any of them; an owner with none left is out."""
+        entries = self._entries[owner]
+        found = None
+        for entry in [entry for entry in entries if entry.key == key]:
+            entries.remove(entry)
+            if entry.future.set_running_or_notify_cancel():
+                found = entry
+                break
+        if not entries:
+            del self._entries[owner]
+            self._newcomers.pop(owner, None)
+            self._line.pop(owner, None)
+        return found

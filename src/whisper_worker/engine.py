@@ -25,12 +25,13 @@ from whisper_worker.request import Request
 from whisper_worker.settings import Settings, SettingsError, Threads
 from whisper_worker.shared_model import FRAMES_PER_S, Caller, Fit, Mel, SharedModel, is_memory_error
 from whisper_worker.speech import Speech
-from whisper_worker.stop import Stop
+from whisper_worker.stop import Stop, Stopped
 from whisper_worker.transcript import Language, Said, Segment, Word
 
 MAX_PROMPT_TOKENS = 223  # half the decoder's 448 positions, less the token that opens a prompt
 PROMPT_RESET_TEMPERATURE = 0.5  # faster-whisper's default: what was decoded hotter is no good prompt for what follows
 FIT_LOG_PROB = -0.5  # mean log probability of a fitted window's tokens; measured, see docs/tuning.md
+TRANSLATED_WINDOWS = 8  # of a piece, whose encoding is kept for its translation
 
 Task = Literal["transcribe", "translate"]
 
@@ -211,10 +212,9 @@ class Walk:
         try:
             with _memory_told_apart():
                 return self._piece(index)
-        except BaseException as error:
+        finally:
             if index == 0 and not self._language.done():
-                self._language.set_exception(error)
-            raise
+                self._language.set_exception(Stopped())  # whatever it is: that is what the job fails with
 
     def _piece(self, index: int) -> Said:
         self._stop.check()
@@ -222,8 +222,14 @@ class Walk:
         if speech.is_empty:  # then it's the only piece
             return Said()
         request, engine = self._request, self._engine
-        known = self._language.result()[0] if index or self._language.done() else None
-        caller = Caller(self._stop, partial(engine.passes, request), self._note_language, self._note_run)
+        known = self._found_language()[0] if index or self._language.done() else None
+        caller = Caller(
+            self._stop,
+            passes=partial(engine.passes, request),
+            on_language=self._note_language,
+            on_run=self._note_run,
+            keeps=TRANSLATED_WINDOWS if request.translate else 1,
+        )
         with engine.called_for(caller):
             prompt = self._prompt(index, self._transcribed)
             segments = tuple(engine.segments(speech, request, task="transcribe", language=known, prompt=prompt))
@@ -238,15 +244,36 @@ class Walk:
                 self._translated += translated
         return Said(segments, translated, language).shifted(self._frames_before(index))
 
+    def _found_language(self) -> Language:
+        """Waits for the first piece to find it. Raises Stopped when the job is stopped, or that piece fails."""
+        mine: Future[Language] = Future()  # which a stopped job may cancel
+
+        def settle(found: Future[Language]) -> None:
+            if mine.set_running_or_notify_cancel():
+                if error := found.exception():
+                    mine.set_exception(error)
+                else:
+                    mine.set_result(found.result())
+
+        self._language.add_done_callback(settle)
+        return self._stop.result_of(mine)
+
     def _prompt(self, index: int, before: Sequence[Segment]) -> str | list[int] | None:
-        """What a piece's first window is shown: what it would be if the job were one walk through all windows."""
+        """What a piece's first window is shown: nearly what it would be if the job were one walk through all windows.
+
+        That walk isn't made, because it needs the features of the whole recording: 3.3 GB for an hour.
+        """
         if index == 0:
             return self._request.initial_prompt
         if not self._request.condition_on_previous_text:
             return None
-        tokens = self._engine.tokens(self._request.initial_prompt or "")
-        for segment in before:
-            tokens = [] if segment.temperature > PROMPT_RESET_TEMPERATURE else [*tokens, *segment.tokens]
+        tokens: list[int] = []
+        for segment in reversed(before):
+            if segment.temperature > PROMPT_RESET_TEMPERATURE or len(tokens) > MAX_PROMPT_TOKENS:
+                break
+            tokens = [*segment.tokens, *tokens]
+        else:
+            tokens = self._engine.tokens(self._request.initial_prompt or "") + tokens
         return tokens[-MAX_PROMPT_TOKENS:]
 
     def _frames_before(self, index: int) -> int:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TypeVar
 
-from whisper_worker.stop import Stop, in_thread
+from whisper_worker.stop import Stop, Stopped, in_thread
 
 Piece = TypeVar("Piece")
 T = TypeVar("T")
@@ -48,6 +48,9 @@ class Piecework:
                         result.set_result(await in_thread(self._pool, stop, act, piece))
                     except Exception as error:
                         result.set_exception(error)
+                    except asyncio.CancelledError:  # this walk, or what it waits for, by `close`
+                        result.set_exception(Stopped())
+                        raise
 
         helpers = min(self._extra_threads, len(pieces) - 1) if side_by_side else 0
         places: list[AbstractAsyncContextManager[object]] = [nullcontext(), *[self._extra] * helpers]

@@ -57,7 +57,9 @@ class Settings(BaseModel):
         "pool that calls it. Default: the cores on a CPU, 2 on a GPU",
     )
     intra_threads: Count | None = Field(
-        None, description="CPU threads inside one call. Default: 1 on a CPU, 4 on a GPU (where few are used)"
+        None,
+        description="CPU threads inside one call. Default: on a CPU the cores shared out to `INTER_THREADS`, 4 on a "
+        "GPU (where few are used)",
     )
     batch_size: Count | None = Field(
         None,
@@ -144,7 +146,7 @@ class Threads:
         """The operator's numbers, and for those not given the defaults for this device and so many cores."""
         on_cpu = device == "cpu"
         inter = settings.inter_threads or (max(cores // (settings.intra_threads or 1), 1) if on_cpu else 2)
-        intra = settings.intra_threads or (1 if on_cpu else 4)
+        intra = settings.intra_threads or (max(cores // inter, 1) if on_cpu else 4)
         batch = settings.batch_size or (4 if on_cpu else 8)
         jobs = settings.job_concurrency or 2 * inter * batch + 8
         warning = None

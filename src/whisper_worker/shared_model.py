@@ -13,11 +13,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ctranslate2 import DataType, Device, StorageView
+from ctranslate2 import DataType, StorageView
 from numpy.typing import NDArray
 
 from whisper_worker import log
@@ -26,8 +26,6 @@ from whisper_worker.stop import Stop
 
 FRAMES_PER_S = 100
 FULL = 30 * FRAMES_PER_S
-
-WINDOWS_KEPT = 8  # of a piece, for its translation
 
 OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed")
 
@@ -60,13 +58,14 @@ class Fit:
 class Window:
     """What `encode` returns: up to 30 s of one job's audio, and its encoder output once a call has needed that.
 
-    `mel`: float32, shape (n_mels, frames of sound), without padding. `frames`: the length with padding.
+    `mel`: float32, shape (n_mels, frames of sound), without padding. `frames`: the length with padding. `encoded`:
+    shape (1, frames // 2, d_model), on the CPU, so that what waits takes no memory of a GPU.
     """
 
     def __init__(self, mel: Mel, frames: int) -> None:
         self.mel = mel
         self.frames = frames
-        self.encoded: _Encoded | None = None
+        self.encoded: StorageView | None = None
 
     def padded(self) -> Mel:
         """Float32, shape (n_mels, frames)."""
@@ -76,37 +75,26 @@ class Window:
         self.frames, self.encoded = FULL, None
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    """One item of the encoder output of a batch: a float StorageView of shape (batch, frames // 2, d_model)."""
-
-    output: StorageView
-    index: int
-
-    def to_numpy(self) -> NDArray[Any]:
-        """Shape (1, frames // 2, d_model). On a CPU a view, from a GPU a copy."""
-        output = self.output if self.output.device == "cpu" else self.output.to_device(Device.cpu)
-        if output.dtype == DataType.bfloat16:  # which numpy lacks
-            output = output.to(DataType.float32)
-        return np.asarray(output)[self.index : self.index + 1]
-
-
 @dataclass(eq=False)
 class Caller:
     """The piece of a job that a thread works for, and what is kept until it ends.
 
     `stop`: the job's; it also tells jobs apart, which take turns. `passes`: does a generation result of CTranslate2
     pass the job's quality gates? Without it no window is fitted. `on_language` is called with the first window's
-    languages when they are asked for, most probable first, `on_run` when a window reaches the model.
+    languages when they are asked for, most probable first, `on_run` when a window reaches the model. `keeps`: so many
+    windows last seen are found again, with their encoding, when the piece is gone through once more.
     """
 
     stop: Stop
     passes: Callable[[Any], bool] | None = None
     on_language: Callable[[Languages], None] = lambda _: None
     on_run: Callable[[], None] = lambda: None
+    keeps: int = 1
     languages: Languages | None = None
-    windows: "deque[Window]" = field(default_factory=lambda: deque(maxlen=WINDOWS_KEPT))
     features: tuple[Any, Mel] | None = None
+
+    def __post_init__(self) -> None:
+        self.windows: deque[Window] = deque(maxlen=self.keeps)
 
 
 @dataclass(frozen=True)
@@ -137,7 +125,6 @@ class SharedModel:
         self._model = model
         self._start_token = start_token
         self._fit = fit
-        self._encode_to_cpu = model.device == "cuda" and len(model.device_index) > 1  # any of them may come to decode
         self._threads = threading.local()
         self._running = _Counter()
         self._batcher: Batcher[_Call, Any] = Batcher(
@@ -146,6 +133,7 @@ class SharedModel:
             max_size=batch_size,
             max_wait_s=max_wait_s,
             is_memory_error=is_memory_error,
+            on_failure=_log_failure,
             name="model",
         )
 
@@ -166,7 +154,7 @@ class SharedModel:
         self._batcher.close()
         self._model.unload_model()
 
-    def encode(self, features: StorageView, to_cpu: bool = False) -> Window:  # noqa: ARG002  (decided here)
+    def encode(self, features: StorageView, to_cpu: bool = False) -> Window:  # noqa: ARG002  (always)
         """A window for the calls below. `features`: float32, shape (1, n_mels, 3000), on the CPU.
 
         One that this caller has had already (to transcribe, then to translate it) is found again, with its encoding.
@@ -260,9 +248,11 @@ class SharedModel:
         new = [window for window in windows if window.encoded is None]
         if new:
             mels = StorageView.from_array(np.stack([window.padded() for window in new]))
-            output = self._model.encode(mels, to_cpu=self._encode_to_cpu)
-            for index, window in enumerate(new):
-                window.encoded = _Encoded(output, index)
+            output = self._model.encode(mels, to_cpu=True)
+            for window, encoded in zip(new, _split(output), strict=True):
+                window.encoded = encoded
+            if len(new) == len(windows):
+                return output
         return _joined([window.encoded for window in windows if window.encoded])
 
 
@@ -283,12 +273,30 @@ class _Counter:
             self._count -= 1
 
 
-def _joined(items: list[_Encoded]) -> StorageView:
-    output = items[0].output
-    if all(item.output is output for item in items) and len(items) == output.shape[0]:
-        return output
-    joined = StorageView.from_array(np.concatenate([item.to_numpy() for item in items]))
-    return joined.to(output.dtype) if joined.dtype != output.dtype else joined
+def _split(batch: StorageView) -> list[StorageView]:
+    """The items of a batch as batches of one, with memory of their own: they may outlive each other by long."""
+    if batch.shape[0] == 1:
+        return [batch]
+    return [_view(item[np.newaxis].copy(), batch.dtype) for item in _numbers(batch)]
+
+
+def _joined(items: list[StorageView]) -> StorageView:
+    if len(items) == 1:
+        return items[0]
+    return _view(np.concatenate([_numbers(item) for item in items]), items[0].dtype)
+
+
+def _numbers(view: StorageView) -> NDArray[Any]:
+    return np.asarray(view.to(DataType.float32) if view.dtype == DataType.bfloat16 else view)  # numpy lacks bfloat16
+
+
+def _view(numbers: NDArray[Any], dtype: DataType) -> StorageView:
+    view = StorageView.from_array(numbers)
+    return view.to(dtype) if view.dtype != dtype else view
+
+
+def _log_failure(error: BaseException, windows: int) -> None:
+    log.event("model_call_failed", level=log.WARNING, windows=windows, error=error)
 
 
 def _without_padding(mel: Mel) -> Mel:
