@@ -147,6 +147,16 @@ def test_an_owner_that_comes_with_one_item_goes_before_those_that_have_led() -> 
     assert doubled.batches == [[i] for i in (0, 10, 20, 30, 11, 99, 21, 31, 12, 22, 32)]
 
 
+def test_what_was_begun_first_is_finished_first() -> None:
+    run = Doubler()
+    with batcher(run, size=1) as b:
+        with busy(run, b):
+            futures = [b.submit(item, owner=item, since=since) for item, since in ((1, 30), (2, 10), (3, 20))]
+            futures += [b.submit(item, owner="one", since=since) for item, since in ((6, 60), (5, 50), (4, 40))]
+        results(futures)
+    assert run.batches == [[0], [2], [3], [1], [4], [5], [6]]
+
+
 def test_newcomers_never_keep_others_from_going_on() -> None:
     run = Doubler()
     with batcher(run, size=1) as b:

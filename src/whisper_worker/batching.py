@@ -5,14 +5,14 @@ others, call `run`; who submits gets a future and holds nothing else.
 """
 
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Thread
 from typing import Generic, TypeVar
 
-PATIENCE = 4
+PATIENCE = 4  # so many newcomers in a row pass those who have been served
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,6 +28,7 @@ class _Entry(Generic[Item, Result]):
     key: Hashable
     owner: Hashable
     arrived: float
+    since: float
     future: "Future[Result]" = field(default_factory=Future)
 
 
@@ -72,9 +73,16 @@ class Batcher(Generic[Item, Result]):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, item: Item, *, key: Hashable = None, owner: Hashable = None) -> "Future[Result]":
-        """The future of the item's result. Raises BatcherClosed after `close()`."""
-        entry: _Entry[Item, Result] = _Entry(item, key, owner, time.monotonic())
+    def submit(
+        self, item: Item, *, key: Hashable = None, owner: Hashable = None, since: float | None = None
+    ) -> "Future[Result]":
+        """The future of the item's result. Raises BatcherClosed after `close()`.
+
+        `since`: when, in monotonic seconds, the work began that the item goes on with, if not now: what was begun first
+        is finished first.
+        """
+        now = time.monotonic()
+        entry: _Entry[Item, Result] = _Entry(item, key, owner, now, now if since is None else since)
         with self._changed:
             if self._closed:
                 raise BatcherClosed("submitted after close()")
@@ -156,16 +164,17 @@ class Batcher(Generic[Item, Result]):
 class _Turns(Generic[Item, Result]):
     """What waits, by owner.
 
-    The owner whose turn it is leads a batch: its oldest entry decides the key, and it goes to the end of the line if it
+    The owner whose turn it is leads a batch: its first entry decides the key, and it goes to the end of the line if it
     has more. The others ride along with what they have of that key, one each and then round again, and keep their
     place, so that each entry leads in the end.
 
     Owners who come with nothing waiting yet are newcomers, and go before those who have led: so one with a single item
-    is served before the next of those with many. But no more than `PATIENCE` newcomers pass them in a row.
+    is served before the next of those with many. But no more than `PATIENCE` newcomers pass them in a row. Among
+    newcomers, and among the entries of one owner, that one is first whose work began first.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, deque[_Entry[Item, Result]]] = {}
+        self._entries: dict[Hashable, list[_Entry[Item, Result]]] = {}
         self._newcomers: dict[Hashable, None] = {}
         self._line: dict[Hashable, None] = {}
         self._passed = 0
@@ -179,13 +188,14 @@ class _Turns(Generic[Item, Result]):
 
     @property
     def oldest(self) -> float:
-        return min(entries[0].arrived for entries in self._entries.values())
+        """When what waits longest arrived."""
+        return min(entry.arrived for entries in self._entries.values() for entry in entries)
 
     def put(self, entry: _Entry[Item, Result]) -> None:
         if entry.owner not in self._entries:
-            self._entries[entry.owner] = deque()
+            self._entries[entry.owner] = []
             self._newcomers[entry.owner] = None
-        self._entries[entry.owner].append(entry)
+        insort(self._entries[entry.owner], entry, key=lambda entry: entry.since)
 
     def take(self, size: int) -> list[_Entry[Item, Result]]:
         """Up to `size` entries of one key, their futures running. Empty when all that waited had been cancelled."""
@@ -196,7 +206,7 @@ class _Turns(Generic[Item, Result]):
         before = 0
         while before < len(batch) < size:
             before = len(batch)
-            for owner in [*self._newcomers, *self._line]:
+            for owner in [*sorted(self._newcomers, key=self._since), *self._line]:
                 if len(batch) < size and (entry := self._take_of(owner, leader.key)):
                     batch.append(entry)
         return batch
@@ -210,10 +220,9 @@ class _Turns(Generic[Item, Result]):
 
     def _lead(self) -> _Entry[Item, Result] | None:
         while self._entries:
-            patient = bool(self._line) and self._passed < PATIENCE
-            newcomer_leads = bool(self._newcomers) and (patient or not self._line)
-            self._passed = self._passed + 1 if newcomer_leads and self._line else 0
-            owner = next(iter(self._newcomers if newcomer_leads else self._line))
+            newcomers_turn = bool(self._newcomers) and (not self._line or self._passed < PATIENCE)
+            self._passed = self._passed + 1 if newcomers_turn and self._line else 0
+            owner = min(self._newcomers, key=self._since) if newcomers_turn else next(iter(self._line))
             entry = self._take_of(owner, self._entries[owner][0].key)
             if owner in self._entries:
                 self._newcomers.pop(owner, None)
@@ -222,6 +231,9 @@ class _Turns(Generic[Item, Result]):
             if entry:
                 return entry
         return None
+
+    def _since(self, owner: Hashable) -> float:
+        return self._entries[owner][0].since
 
     def _take_of(self, owner: Hashable, key: Hashable) -> _Entry[Item, Result] | None:
         """The owner's first entry with the key, unless nobody waits for any of them; an owner with none left is out."""

@@ -10,6 +10,7 @@ Whisper was trained on. A result that doesn't pass the caller's quality gates is
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ class Window:
     def __init__(self, mel: Mel, frames: int) -> None:
         self.mel = mel
         self.frames = frames
+        self.since = time.monotonic()
         self.encoded: StorageView | None = None
 
     def padded(self) -> Mel:
@@ -223,7 +225,9 @@ class SharedModel:
 
     def _result_of(self, call: _Call) -> Any:
         key = call.kind, call.window.frames, call.same
-        return call.caller.stop.result_of(self._batcher.submit(call, key=key, owner=call.caller.stop))
+        return call.caller.stop.result_of(
+            self._batcher.submit(call, key=key, owner=call.caller.stop, since=call.window.since)
+        )
 
     def _run(self, calls: Sequence[_Call]) -> list[Any]:
         """On a thread of the batcher: the only place that calls the model."""
