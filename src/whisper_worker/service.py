@@ -192,7 +192,6 @@ class Service:
 
     async def _cut(self, job: Job, audio: Audio) -> list[Piece]:
         """The pieces that will be transcribed: all that is speech, or all there is without `enable_vad`."""
-
         keep_all, longest_s = not job.request.enable_vad, self._settings.piece_seconds
         if keep_all and audio.duration <= longest_s:
             return pieces.whole(audio.samples)
