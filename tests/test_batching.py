@@ -227,6 +227,25 @@ def test_those_just_served_are_waited_for() -> None:
     assert run.batches == [[0], [1, 2, 3], [4, 5, 6]]
 
 
+def test_who_goes_on_is_waited_for_even_where_others_would_fill_the_batch() -> None:
+    run = Doubler()
+    with batcher(run, size=1, max_wait_s=LONG_S) as b:
+        with busy(run, b):
+            first = b.submit(1, owner="one", has_sequel=True)
+            others = [b.submit(item, owner=item) for item in (10, 11)]
+        first.result(SOON_S)
+        results([b.submit(2, owner="one", since=0), *others])
+    assert run.batches == [[0], [1], [2], [10], [11]]
+
+
+def test_who_does_not_go_on_is_not_waited_for_for_long() -> None:
+    run = Doubler()
+    with batcher(run, size=1, max_wait_s=0.05) as b:
+        with busy(run, b):
+            futures = [b.submit(1, owner="one", has_sequel=True), b.submit(2, owner="two")]
+        assert results(futures) == [2, 4]
+
+
 def test_nobody_is_waited_for_longer_than_the_limit() -> None:
     run = Doubler()
     with batcher(run, max_wait_s=0.05) as b:

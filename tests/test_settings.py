@@ -93,14 +93,14 @@ def plan(device: str = "cpu", cores: int = 4, **env: str) -> Threads:
 
 
 def test_a_cpu_decodes_a_batch_on_each_core() -> None:
-    assert plan() == Threads(inter=4, intra=1, batch=4, jobs=40, media=4)
+    assert plan() == Threads(inter=4, intra=1, batch=2, jobs=32, media=4)
     assert plan(INTRA_THREADS="2").inter == 2
     assert plan(cores=1, INTRA_THREADS="2").inter == 1
 
 
 def test_a_gpu_decodes_batches_and_has_as_many_windows_ready() -> None:
-    assert plan("cuda", cores=16) == Threads(inter=2, intra=4, batch=8, jobs=40, media=16)
-    assert plan("cuda", cores=16, BATCH_SIZE="4", INTER_THREADS="1").jobs == 16
+    assert plan("cuda", cores=16) == Threads(inter=2, intra=4, batch=8, jobs=48, media=16)
+    assert plan("cuda", cores=16, BATCH_SIZE="4", INTER_THREADS="1").jobs == 24
 
 
 def test_more_threads_than_cores_are_warned_about_on_a_cpu() -> None:

@@ -29,6 +29,7 @@ class _Entry(Generic[Item, Result]):
     owner: Hashable
     arrived: float
     since: float
+    has_sequel: bool
     future: "Future[Result]" = field(default_factory=Future)
 
 
@@ -41,7 +42,8 @@ class Batcher(Generic[Item, Result]):
     batches are at most half as large for `halved_for_s`.
 
     A free thread takes what is there. Only callers that have just been served, and are thus about to come back with
-    their next item, are waited for: never for longer than `max_wait_s`, and not where they make no larger batch.
+    their next item, are waited for: never for longer than `max_wait_s`, and not where they make no larger batch, unless
+    they have said that they will be back, and what they began would be kept waiting by what others begin.
     """
 
     def __init__(
@@ -68,25 +70,33 @@ class Batcher(Generic[Item, Result]):
         self._closed = False
         self._halved_size, self._halved_until = max_size, 0.0
         self._coming, self._coming_until = 0, 0.0
+        self._sequels: set[Hashable] = set()  # owners
 
         self._threads = [Thread(target=self._work, name=f"{name}_{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def submit(
-        self, item: Item, *, key: Hashable = None, owner: Hashable = None, since: float | None = None
+        self,
+        item: Item,
+        *,
+        key: Hashable = None,
+        owner: Hashable = None,
+        since: float | None = None,
+        has_sequel: bool = False,
     ) -> "Future[Result]":
         """The future of the item's result. Raises BatcherClosed after `close()`.
 
         `since`: when, in monotonic seconds, the work began that the item goes on with, if not now: what was begun first
-        is finished first.
+        is finished first. `has_sequel`: the owner goes on with it as soon as it has the result.
         """
         now = time.monotonic()
-        entry: _Entry[Item, Result] = _Entry(item, key, owner, now, now if since is None else since)
+        entry: _Entry[Item, Result] = _Entry(item, key, owner, now, now if since is None else since, has_sequel)
         with self._changed:
             if self._closed:
                 raise BatcherClosed("submitted after close()")
             self._coming = max(self._coming - 1, 0)
+            self._sequels.discard(owner)
             self._waiting.put(entry)
             self._changed.notify()
         return entry.future
@@ -127,6 +137,9 @@ class Batcher(Generic[Item, Result]):
         now = time.monotonic()
         if now >= self._coming_until:
             self._coming = 0
+            self._sequels.clear()
+        if self._sequels:
+            return self._coming_until - now
         if not self._coming or self._waiting.count >= self._size():
             return 0
         return min(self._coming_until, self._waiting.oldest + self._max_wait_s) - now
@@ -144,6 +157,7 @@ class Batcher(Generic[Item, Result]):
         else:
             with self._changed:  # before they are served: they may be back at once
                 self._coming += len(batch)
+                self._sequels.update(entry.owner for entry in batch if entry.has_sequel)
                 self._coming_until = time.monotonic() + self._max_wait_s
             for entry, result in zip(batch, results, strict=True):
                 entry.future.set_result(result)

@@ -63,7 +63,7 @@ class Settings(BaseModel):
     )
     batch_size: Count | None = Field(
         None,
-        description="Windows, of any jobs, that share one call of the model, at most. Default: 4 on a CPU, 8 on a GPU",
+        description="Windows, of any jobs, that share one call of the model, at most. Default: 2 on a CPU, 8 on a GPU",
     )
     batch_wait_s: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)] = Field(
         0.01,
@@ -82,7 +82,7 @@ class Settings(BaseModel):
     job_concurrency: Count | None = Field(
         None,
         description="Jobs in flight, those that download or wait included. Default: "
-        "2 × `INTER_THREADS` × `BATCH_SIZE` + 8",
+        "2 × `INTER_THREADS` × `BATCH_SIZE` + 16",
     )
     media_threads: Count | None = Field(
         None,
@@ -147,8 +147,8 @@ class Threads:
         on_cpu = device == "cpu"
         inter = settings.inter_threads or (max(cores // (settings.intra_threads or 1), 1) if on_cpu else 2)
         intra = settings.intra_threads or (max(cores // inter, 1) if on_cpu else 4)
-        batch = settings.batch_size or (4 if on_cpu else 8)
-        jobs = settings.job_concurrency or 2 * inter * batch + 8
+        batch = settings.batch_size or (2 if on_cpu else 8)
+        jobs = settings.job_concurrency or 2 * inter * batch + 16
         warning = None
         if on_cpu and inter * intra > cores:
             warning = f"INTER_THREADS {inter} × INTRA_THREADS {intra} = {inter * intra} threads on {cores} cores"

@@ -224,10 +224,14 @@ class SharedModel:
         return caller or Caller(Stop())
 
     def _result_of(self, call: _Call) -> Any:
-        key = call.kind, call.window.frames, call.same
-        return call.caller.stop.result_of(
-            self._batcher.submit(call, key=key, owner=call.caller.stop, since=call.window.since)
+        future = self._batcher.submit(
+            call,
+            key=(call.kind, call.window.frames, call.same),
+            owner=call.caller.stop,
+            since=call.window.since,
+            has_sequel=call.kind == "detect_language",
         )
+        return call.caller.stop.result_of(future)
 
     def _run(self, calls: Sequence[_Call]) -> list[Any]:
         """On a thread of the batcher: the only place that calls the model."""
