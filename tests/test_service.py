@@ -264,17 +264,19 @@ def test_pieces_that_need_the_text_before_them_wait_for_it() -> None:
 
 
 def test_a_failing_piece_ends_its_job_and_stops_the_others() -> None:
-    first, stopped = threading.Event(), threading.Event()
+    first, second, stopped = threading.Event(), threading.Event(), threading.Event()
 
     def act(speech: Speech, stop: Stop) -> Said:
-        if first.is_set():
-            try:
-                while True:
-                    stop.wait(60)
-            finally:
-                stopped.set()
-        first.set()
-        raise MemoryError
+        if not first.is_set():
+            first.set()
+            assert second.wait(30)
+            raise MemoryError
+        second.set()
+        try:
+            while True:
+                stop.wait(60)
+        finally:
+            stopped.set()
 
     assert error(job(wav(pcm(speech_for(8)))), FakeEngine(act), PIECE_SECONDS="5").startswith("OUT_OF_MEMORY")
     assert stopped.is_set()
