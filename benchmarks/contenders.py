@@ -111,36 +111,18 @@ class PlainWorker:
         return _serving(["-m", "benchmarks.baseline_worker"], env, timeout_s)
 
 
-class _Process(WorkerProcess):
-    """Any Python program that is a RunPod worker."""
-
-    def __init__(self, endpoint: LocalEndpoint, program: Sequence[str], env: Mapping[str, str]) -> None:
-        super().__init__(endpoint, **env)
-        self._command = [sys.executable, *program]
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-
 @contextmanager
 def _serving(program: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Iterator[Running]:
     env = {"RUNPOD_ALLOW_PRIVATE_DOWNLOAD_URLS": "true", **env}
-    with FileServer() as files, LocalEndpoint() as endpoint:
-        process = _Process(endpoint, program, env)
-        with process:
-            process.wait_for(lambda: endpoint.requests[f"job-take/{WORKER_ID}"], START_S)
-            serving = _Serving(files, endpoint, process, timeout_s)
-            warm_up(serving)
-            yield serving
+    with FileServer() as files, LocalEndpoint() as endpoint, WorkerProcess(endpoint, program=program, **env) as process:
+        process.wait_for(lambda: endpoint.requests[f"job-take/{WORKER_ID}"], START_S)
+        serving = _Serving(files, endpoint, process, timeout_s)
+        warm_up(serving)
+        yield serving
 
 
 class _Serving:
-    def __init__(self, files: FileServer, endpoint: LocalEndpoint, process: _Process, timeout_s: float) -> None:
+    def __init__(self, files: FileServer, endpoint: LocalEndpoint, process: WorkerProcess, timeout_s: float) -> None:
         self._files = files
         self._endpoint = endpoint
         self._process = process

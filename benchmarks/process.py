@@ -1,6 +1,5 @@
 """A RunPod worker's process that is looked at from outside."""
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,8 +22,7 @@ class Process(WorkerProcess):
         return self
 
     def __init__(self, endpoint: LocalEndpoint, model: Model, program: Sequence[str], **env: str) -> None:
-        super().__init__(endpoint, **{"ALLOW_LOCAL_FILES": "true", **model.env, **env})
-        self._command = [sys.executable, *program]
+        super().__init__(endpoint, program=program, **{"ALLOW_LOCAL_FILES": "true", **model.env, **env})
         self._jobs = endpoint
 
     def wait_until_loaded(self) -> None:
@@ -39,10 +37,6 @@ class Process(WorkerProcess):
         for job in jobs:
             assert job.status == "COMPLETED", job.error or job.status
         return jobs
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def memory(self) -> Memory:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Thread
@@ -50,9 +50,11 @@ class WorkerProcess:
     With an endpoint it takes that one's jobs; without, it does what its `arguments` say.
     """
 
-    def __init__(self, endpoint: LocalEndpoint | None, *arguments: str, **env: str) -> None:
+    def __init__(
+        self, endpoint: LocalEndpoint | None, *arguments: str, program: Sequence[str] = ("handler.py",), **env: str
+    ) -> None:
         self._endpoint = endpoint
-        self._command = [sys.executable, "handler.py", *arguments]
+        self._command = [sys.executable, *program, *arguments]
         self._env = worker_env(**{**(endpoint.worker_env() if endpoint else {}), **env})
         self._lines: list[str] = []
         self._news = Condition()  # a line came, or the output ended
@@ -74,6 +76,14 @@ class WorkerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     @property
     def messages(self) -> list[str]:
@@ -107,12 +117,12 @@ class WorkerProcess:
             with suppress(asyncio.TimeoutError):
                 self._endpoint.wait_for(holds, LOOK_S)
                 return
-            assert self._process.poll() is None, "the worker has ended:\n" + "\n".join(self.messages)
+            assert not self.has_ended, "the worker has ended:\n" + "\n".join(self.messages)
         raise AssertionError(f"not within {timeout_s} s; the worker's log:\n" + "\n".join(self.messages))
 
     def stop(self) -> int:
         """SIGTERM, and SIGKILL to one that doesn't end within `STOP_S`. The exit code; called again, the same."""
-        if self._process.poll() is None:
+        if not self.has_ended:
             self._process.send_signal(signal.SIGTERM)
             self._wait_for_end()
         with suppress(ProcessLookupError):
