@@ -96,7 +96,7 @@ class _Decoded:
     def __init__(self, max_seconds: float, channel: int | None = None) -> None:
         self.max_seconds = max_seconds
         self.channel = channel
-        self.blocks: list[Samples] = []
+        self._kept: Samples = np.empty(0, np.float32)
         self.samples = 0
         self.damaged = 0
         self.expected_s: float | None = None
@@ -113,10 +113,16 @@ class _Decoded:
             self._measure(block, mono)
         else:
             mono = block[min(self.channel, len(block) - 1)]
-        self.blocks.append(mono)
-        self.samples += len(mono)
+        start, self.samples = self.samples, self.samples + len(mono)
         if self.samples > self.max_seconds * SAMPLE_RATE:
             raise TooLong(f"the audio is longer than the {self.max_seconds:g} s that are allowed")
+        if self.samples > len(self._kept):
+            self._resize(max(self.samples, len(self._kept) * 5 // 4))
+        self._kept[start : self.samples] = mono
+
+    def _resize(self, samples: int) -> None:
+        """In place: a list of blocks, joined in the end, takes twice the memory, and its pieces aren't given back."""
+        self._kept.resize(samples, refcheck=False)
 
     def _measure(self, block: Samples, mono: Samples) -> None:
         energy = np.einsum("cn,cn->c", block, block, dtype=np.float64)
@@ -134,8 +140,8 @@ class _Decoded:
         return loudest if cancelled else None
 
     def audio(self, *warnings: str) -> Audio:
-        samples = np.concatenate(self.blocks) if self.blocks else np.zeros(0, np.float32)
-        return Audio(_within_range(samples), (*warnings, *self._warnings()))
+        self._resize(self.samples)
+        return Audio(_within_range(self._kept), (*warnings, *self._warnings()))
 
     def _warnings(self) -> Iterator[str]:
         seconds = self.samples / SAMPLE_RATE
