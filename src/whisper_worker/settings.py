@@ -77,7 +77,7 @@ class Settings(BaseModel):
         16, description="Length of such windows; what sounds in them is at least 2 s shorter"
     )
     piece_seconds: Annotated[float, Field(ge=5, le=3600, allow_inf_nan=False)] = Field(
-        60, description="Long audio is cut, at pauses, into pieces of at most so much speech, transcribed side by side"
+        30, description="Long audio is cut, at pauses, into pieces of at most so much speech, transcribed side by side"
     )
     job_concurrency: Count | None = Field(
         None,
