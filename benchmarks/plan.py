@@ -205,7 +205,7 @@ def _queue_lines(fleet: Fleet, demand: Demand) -> list[str]:
     )
     return [
         f"Offered load a = {demand.jobs_per_s:.3g} jobs/s × S = {load:.2f} busy places.",
-        f"Places c = {fleet.workers} workers × {service.point.job_concurrency} = {places}: "
+        f"Places c = workers {fleet.workers} × {service.point.job_concurrency} jobs = {places}: "
         f"{100 * fleet.utilisation:.0f} % busy, at most {100 * MAX_UTILISATION:.0f} % allowed.",
         f"A job waits with probability C = {fleet.waiting:.3g} (Erlang C); 97.5 % wait no longer than {slow_wait}.",
         f"p95 at most {service.slow_s:.2f} + {fleet.slow_wait_s:.2f} = {fleet.p95_s:.2f} s (Boole), asked for: "
@@ -266,7 +266,7 @@ def run(options: Namespace) -> Report:
         raise SystemExit(f"plan: {error}") from None
     return Report(
         NAME,
-        f"Plan: {fleets[0].workers} workers with {_settings(fleets[0].service.point)}",
+        f"Plan: workers: {fleets[0].workers}, each with {_settings(fleets[0].service.point)}",
         tables=[_table(fleets, demand, measured)],
         notes=arithmetic(fleets[0], demand, measured),
         data={"workers": fleets[0].workers, "cost_per_audio_hour": cost_per_audio_hour(fleets[0], demand)},

@@ -122,9 +122,11 @@ class Report:
 
 
 def _cell(value: Value) -> str:
-    """Two decimals for ratios and what is like them; those of larger numbers say nothing."""
+    """Two decimals for ratios and what is like them; those of larger numbers say nothing, smaller ones need more."""
     if value is None:
         return ""
     if isinstance(value, float):
+        if 0 < abs(value) < 0.1:
+            return f"{value:.4f}"
         return f"{value:.2f}" if abs(value) < 100 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
     return str(value)
