@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from whisper_worker.audio import Samples
+from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.pieces import Piece
 from whisper_worker.request import Request
 from whisper_worker.speech import Speech
@@ -72,7 +72,7 @@ class FakeWalk:
             return engine.act(speech, self._stop)
         if speech.is_empty:
             return Said()
-        start = piece.spans[0].start / 16_000
+        start = piece.spans[0].start / SAMPLE_RATE
         words = (Word(" Hello.", start + 0.1, start + 0.9, 0.8),) if request.word_timestamps else None
         translated = (segment(start, start + 1, " Translated."),) if request.translate else ()
         return Said((segment(start, start + 1, " Hello.", words),), translated, (request.language or "de", 0.9))

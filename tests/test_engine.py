@@ -23,8 +23,9 @@ from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.runpod_io import warm_up
 from whisper_worker.speech import listen
 from whisper_worker.stop import Stop, Stopped
-from whisper_worker.transcript import NOTHING_SAID, Said, Transcript, joined
+from whisper_worker.transcript import Said, Transcript, joined
 
+NOTHING_SAID = Transcript(segments=(), language=None, language_probability=None)
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
 
 
@@ -376,12 +377,18 @@ def test_pieces_without_a_language_do_not_wait_for_a_first_that_failed(
 
 
 def test_a_stopped_piece_does_not_wait_for_the_language(multilingual: Engine) -> None:
-    stop = Stop()
+    waits = threading.Event()
+
+    class WatchedStop(Stop):
+        def wait_for(self, future: Any) -> Any:
+            waits.set()
+            return super().wait_for(future)
+
+    stop = WatchedStop()
     walk, _ = walk_through(multilingual, np.tile(speech(), 3), request(), stop, piece_s=5)
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(walk.piece, 1)
-        while not stop._awaited:
-            threading.Event().wait(0.01)
+        assert waits.wait(30)
         stop.set()
         with pytest.raises(Stopped):
             later.result(30)

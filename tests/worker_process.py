@@ -106,9 +106,9 @@ class WorkerProcess:
         assert message, f"no message with {parts} within {timeout_s} s in:\n" + "\n".join(self.messages)
         return message
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, timeout_s: float = START_S) -> None:
         """Until it has asked for its first job."""
-        self.wait_for(lambda: self._endpoint and self._endpoint.requests[f"job-take/{WORKER_ID}"], START_S)
+        self.wait_for(lambda: self._endpoint and self._endpoint.requests[f"job-take/{WORKER_ID}"], timeout_s)
 
     def wait_for(self, holds: Callable[[], object], timeout_s: float = 60) -> None:
         """As the endpoint's `wait_for`, but fails as soon as the worker has ended."""

@@ -200,7 +200,6 @@ class Walk:
         self._transcribed: list[Segment] = []  # so far, for the prompts
         self._translated: list[Segment] = []
         self._language: Future[Language] = Future()
-        self._language.set_running_or_notify_cancel()  # nobody can cancel it any more
         if known := "en" if engine.speaks_english_only else request.language:
             self._language.set_result((known, 1.0))
 
@@ -222,7 +221,7 @@ class Walk:
         if speech.is_empty:  # then it's the only piece
             return Said()
         request, engine = self._request, self._engine
-        known = self._found_language()[0] if index or self._language.done() else None
+        known = self._stop.wait_for(self._language)[0] if index or self._language.done() else None
         caller = Caller(
             self._stop,
             passes=partial(engine.passes, request),
@@ -231,32 +230,21 @@ class Walk:
             keeps=TRANSLATED_WINDOWS if request.translate else 1,
         )
         with engine.called_for(caller):
-            prompt = self._prompt(index, self._transcribed)
-            segments = tuple(engine.segments(speech, request, task="transcribe", language=known, prompt=prompt))
-            self._transcribed += segments
+            segments = self._segments(index, speech, "transcribe", known, self._transcribed)
             language = self._language.result(0)  # known by now
             translated: tuple[Segment, ...] = ()
             if request.translate and not engine.speaks_english_only:
-                prompt = self._prompt(index, self._translated)
-                translated = tuple(
-                    engine.segments(speech, request, task="translate", language=language[0], prompt=prompt)
-                )
-                self._translated += translated
+                translated = self._segments(index, speech, "translate", language[0], self._translated)
         return Said(segments, translated, language).shifted(self._frames_before(index))
 
-    def _found_language(self) -> Language:
-        """Waits for the first piece to find it. Raises Stopped when the job is stopped, or that piece fails."""
-        mine: Future[Language] = Future()  # which a stopped job may cancel
-
-        def settle(found: Future[Language]) -> None:
-            if mine.set_running_or_notify_cancel():
-                if error := found.exception():
-                    mine.set_exception(error)
-                else:
-                    mine.set_result(found.result())
-
-        self._language.add_done_callback(settle)
-        return self._stop.result_of(mine)
+    def _segments(
+        self, index: int, speech: Speech, task: Task, language: str | None, before: list[Segment]
+    ) -> tuple[Segment, ...]:
+        """Of one piece, which are then added to those of the pieces `before` it."""
+        prompt = self._prompt(index, before)
+        segments = tuple(self._engine.segments(speech, self._request, task=task, language=language, prompt=prompt))
+        before += segments
+        return segments
 
     def _prompt(self, index: int, before: Sequence[Segment]) -> str | list[int] | None:
         """What a piece's first window is shown: nearly what it would be if the job were one walk through all windows.

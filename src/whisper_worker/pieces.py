@@ -39,7 +39,7 @@ class Piece:
 
 def whole(samples: Samples) -> list[Piece]:
     """All of a recording as one piece; none without a sample."""
-    return [Piece(0, (Span(0, len(samples)),))] if len(samples) else []
+    return [Piece(0, spans)] if (spans := _everything(samples)) else []
 
 
 def cut(heard: Heard, max_s: float, *, keep_silence: bool) -> list[Piece]:
@@ -49,7 +49,7 @@ def cut(heard: Heard, max_s: float, *, keep_silence: bool) -> list[Piece]:
     recording. What fits in one piece is one; else all but the last two are at least half full, and these have a second
     or more. Without speech, or without a sample, there are none.
     """
-    line = _Line(_everything(heard) if keep_silence else heard.spans)
+    line = _Line(_everything(heard.samples) if keep_silence else heard.spans)
     longest = int(max_s * SAMPLE_RATE)
     cuts = [0]
     while line.length - cuts[-1] > longest:
@@ -59,8 +59,8 @@ def cut(heard: Heard, max_s: float, *, keep_silence: bool) -> list[Piece]:
     return [Piece(index, line.between(*ends)) for index, ends in enumerate(pairwise(cuts))]
 
 
-def _everything(heard: Heard) -> tuple[Span, ...]:
-    return (Span(0, len(heard.samples)),) if len(heard.samples) else ()
+def _everything(samples: Samples) -> tuple[Span, ...]:
+    return (Span(0, len(samples)),) if len(samples) else ()
 
 
 def _next_cut(line: "_Line", probabilities: Probabilities, begin: int, longest: int) -> int:

@@ -6,8 +6,8 @@ a packet of audio, a segment).
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
-from threading import Event, Lock
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, InvalidStateError, wait
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -22,44 +22,37 @@ class Stop:
     """One for each job. Set by its coroutine, read by its threads."""
 
     def __init__(self) -> None:
-        self._event = Event()
-        self._lock = Lock()
-        self._awaited: set[Future[Any]] = set()
+        self._signal: Future[Any] = Future()
 
     def set(self) -> None:
-        with self._lock:
-            self._event.set()
-            awaited = list(self._awaited)
-        for future in awaited:
-            future.cancel()
-
-    @property
-    def is_set(self) -> bool:
-        return self._event.is_set()
+        with suppress(InvalidStateError):  # it was set before
+            self._signal.set_result(None)
 
     def check(self) -> None:
         """Raises Stopped once set."""
-        if self._event.is_set():
+        if self._signal.done():
             raise Stopped
-
-    def result_of(self, future: "Future[T]") -> T:
-        """Wait for it. Once set, one that hasn't begun is cancelled, and Stopped is raised; what runs ends first."""
-        with self._lock:
-            self._awaited.add(future)
-        try:
-            if self.is_set:
-                future.cancel()
-            return future.result()
-        except CancelledError:
-            raise Stopped from None
-        finally:
-            with self._lock:
-                self._awaited.discard(future)
 
     def wait(self, seconds: float) -> None:
         """Sleep for so long; raises Stopped at once when set."""
-        self._event.wait(seconds)
+        wait([self._signal], seconds)
         self.check()
+
+    def wait_for(self, future: "Future[T]") -> T:
+        """Its result; raises Stopped at once when set before it is there."""
+        wait([future, self._signal], return_when=FIRST_COMPLETED)
+        if not future.done():
+            raise Stopped
+        return future.result()
+
+    def result_of(self, future: "Future[T]") -> T:
+        """As `wait_for`, but once set, what hasn't begun is cancelled, and what runs ends first."""
+        try:
+            return self.wait_for(future)
+        except Stopped:
+            if future.cancel():
+                raise
+            return future.result()
 
 
 async def in_thread(pool: Executor, stop: Stop, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

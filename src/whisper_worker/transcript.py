@@ -65,9 +65,6 @@ class Said:
         return replace(self, segments=segments, translated=translated)
 
 
-NOTHING_SAID = Transcript(segments=(), language=None, language_probability=None)
-
-
 def joined(said: Sequence[Said], duration: float) -> tuple[Transcript, Transcript]:
     """The transcript and the translation of a file of `duration` seconds, from what is said in its pieces, in order."""
     language, probability = next((part.language for part in said if part.language), (None, None))
