@@ -20,7 +20,7 @@ from typing import Protocol
 import requests
 from file_server import Answer as Reply
 from file_server import Exchange, FileServer, head
-from local_endpoint import ENDPOINT_ID, WORKER_ID, LocalEndpoint
+from local_endpoint import ENDPOINT_ID, Job, LocalEndpoint
 from worker_process import WorkerProcess
 
 from benchmarks import load as jobs
@@ -115,7 +115,7 @@ class PlainWorker:
 def _serving(program: Sequence[str], env: Mapping[str, str], timeout_s: float) -> Iterator[Running]:
     env = {"RUNPOD_ALLOW_PRIVATE_DOWNLOAD_URLS": "true", **env}
     with FileServer() as files, LocalEndpoint() as endpoint, WorkerProcess(endpoint, program=program, **env) as process:
-        process.wait_for(lambda: endpoint.requests[f"job-take/{WORKER_ID}"], START_S)
+        process.wait_until_ready(START_S)
         serving = _Serving(files, endpoint, process, timeout_s)
         warm_up(serving)
         yield serving
@@ -140,9 +140,7 @@ class _Serving:
         return answers
 
     def _result(self, url: str) -> str:
-        address = f"{self._endpoint.url}/{ENDPOINT_ID}/run"
-        job_id = requests.post(address, json={"input": {"audio": url}}, timeout=POST_S).json()["id"]
-        job = self._endpoint.jobs[job_id]
+        job = send(self._endpoint, url)
         try:
             self._process.wait_for(lambda: job.is_final, self._timeout_s)
         except AssertionError:
@@ -154,6 +152,12 @@ class _Serving:
 
     def memory(self) -> Memory:
         return Memory.of(self._process.pid)
+
+
+def send(endpoint: LocalEndpoint, audio: str) -> Job:
+    """A new job: to transcribe a URL, or a file of this machine."""
+    reply = requests.post(f"{endpoint.url}/{ENDPOINT_ID}/run", json={"input": {"audio": audio}}, timeout=POST_S)
+    return endpoint.jobs[reply.json()["id"]]
 
 
 def _slow_reply(body: bytes) -> Reply:

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from local_endpoint import LocalEndpoint
 
-from benchmarks.contenders import Model, model
+from benchmarks.contenders import START_S, Model, model
 from benchmarks.corpus import write_wav
 from benchmarks.lag_worker import TICK_S
 from benchmarks.process import Process
@@ -181,7 +181,7 @@ def _lags_of_worker(loaded: Model, options: Namespace) -> dict[str, dict[str, fl
         write_wav(audio, speech(JOB_S))
         program = ["-m", "benchmarks.lag_worker"]
         with LocalEndpoint() as endpoint, Process(endpoint, loaded, program, LAG_FILE=str(log)) as process:
-            process.wait_until_loaded()
+            process.wait_until_ready(START_S)
             process.run([audio], JOBS_S)  # starts the clock
             sent = time.monotonic()
             process.run([audio] * options.jobs, JOBS_S)

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from local_endpoint import LocalEndpoint
 
 from benchmarks.arguments import counts, numbers
-from benchmarks.contenders import Memory, Model, model
+from benchmarks.contenders import START_S, Memory, Model, model
 from benchmarks.corpus import write_wav
 from benchmarks.machine import gpu
 from benchmarks.process import Process, forget_peak
@@ -222,7 +222,7 @@ def _transcribe_alone(loaded: Model, audio: Path) -> tuple[int, int]:
 
 def _in_worker(loaded: Model, audio: Path) -> tuple[int, int]:
     with LocalEndpoint() as endpoint, Process(endpoint, loaded, ["handler.py"]) as process:
-        process.wait_until_loaded()
+        process.wait_until_ready(START_S)
         before = process.memory.held_bytes
         forget_peak(process.pid)
         process.run([audio], FILE_S)

@@ -16,6 +16,7 @@ from benchmarks.arguments import numbers
 from benchmarks.contenders import Model, model
 from benchmarks.report import Report, Table, Value
 from benchmarks.turns import take_turns
+from whisper_worker.audio import SAMPLE_RATE
 from whisper_worker.engine import Engine
 from whisper_worker.models import find
 from whisper_worker.pieces import cut
@@ -88,7 +89,7 @@ def _pieces(loaded: Model, recording: corpus.LongRecording, longest_s: float, op
     settings = Settings.model_validate({"fit_windows": options.fit_windows})
     threads = Threads.plan(settings, loaded.device, available_cores())
     engine = Engine.load(find(loaded.folder), loaded.device, loaded.compute_type, threads, settings)
-    duration = len(recording.samples) / 16_000
+    duration = len(recording.samples) / SAMPLE_RATE
 
     def transcribe() -> str:
         stop = Stop()

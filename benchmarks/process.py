@@ -4,14 +4,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import requests
-from local_endpoint import ENDPOINT_ID, WORKER_ID, Job, LocalEndpoint
+from local_endpoint import Job, LocalEndpoint
 from worker_process import WorkerProcess
 
-from benchmarks.contenders import Memory, Model
-
-START_S = 600  # at most: a large model's weights, from a slow disk
-POST_S = 60
+from benchmarks.contenders import Memory, Model, send
 
 
 class Process(WorkerProcess):
@@ -25,14 +21,9 @@ class Process(WorkerProcess):
         super().__init__(endpoint, program=program, **{"ALLOW_LOCAL_FILES": "true", **model.env, **env})
         self._jobs = endpoint
 
-    def wait_until_loaded(self) -> None:
-        self.wait_for(lambda: self._jobs.requests[f"job-take/{WORKER_ID}"], START_S)
-
     def run(self, files: Sequence[Path], timeout_s: float) -> list[Job]:
         """A job for each file, all sent at once, when they have ended. Fails with the first that has failed."""
-        address = f"{self._jobs.url}/{ENDPOINT_ID}/run"
-        replies = [requests.post(address, json={"input": {"audio": str(file)}}, timeout=POST_S) for file in files]
-        jobs = [self._jobs.jobs[reply.json()["id"]] for reply in replies]
+        jobs = [send(self._jobs, str(file)) for file in files]
         self.wait_for(lambda: all(job.is_final for job in jobs), timeout_s)
         for job in jobs:
             assert job.status == "COMPLETED", job.error or job.status

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from benchmarks import corpus
 from benchmarks.contenders import Model
 from whisper_worker.audio import SAMPLE_RATE, Samples
+from whisper_worker.shared_model import FRAMES_PER_S
 
 BEAM_SIZE = 5
-FRAMES_PER_S = 100
 WINDOW_S = 30.0
 LANGUAGE = "en"  # the demo model knows no other
 
