@@ -24,7 +24,7 @@ from whisper_worker.request import Request
 from whisper_worker.settings import Settings, Threads, available_cores
 from whisper_worker.speech import listen
 from whisper_worker.stop import Stop
-from whisper_worker.transcript import joined
+from whisper_worker.transcript import Growing
 
 NAME = "pieces"
 HELP = "pieces of a long recording against one walk: word errors and time"
@@ -97,6 +97,6 @@ def _pieces(loaded: Model, recording: corpus.LongRecording, longest_s: float, op
         walk = engine.walk(pieces, recording.samples, Request(), stop)
         with ThreadPoolExecutor(threads.inter * threads.batch + 1) as pool:
             said = list(pool.map(walk.piece, range(len(pieces))))
-        return "".join(segment.text for segment in joined(said, duration)[0].segments)
+        return "".join(segment.text for segment in Growing(duration, said).transcript.segments)
 
     return transcribe

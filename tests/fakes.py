@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.pieces import Piece
 from whisper_worker.request import Request
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
-from whisper_worker.transcript import Said, Segment, Word
+from whisper_worker.transcript import Language, Said, Segment, Word
 
 
 def segment(start: float, end: float, text: str = " Hello.", words: tuple[Word, ...] | None = None) -> Segment:
@@ -32,10 +33,12 @@ class FakeEngine:
 
     name = "fake"
     device = "cpu"
+    longest_call_s = 0.0
 
     def __init__(self, act: Callable[[Speech, Stop], Said] | None = None, english_only: bool = False) -> None:
         self.speaks_english_only = english_only
         self.pieces = 0
+        self.reloads = 0
         self.threads: set[str] = set()
         self.closed = False
         self.act = act
@@ -45,6 +48,9 @@ class FakeEngine:
 
     def walk(self, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> "FakeWalk":
         return FakeWalk(self, pieces, samples, request, stop)
+
+    def reload(self) -> None:
+        self.reloads += 1
 
     def close(self) -> None:
         self.closed = True
@@ -61,8 +67,15 @@ class FakeWalk:
         self._samples = samples
         self._request = request
         self._stop = stop
+        self.language: Future[Language] = Future()
 
     def piece(self, index: int) -> Said:
+        said = self._said(index)
+        if said.language and not self.language.done():
+            self.language.set_result(said.language)
+        return said
+
+    def _said(self, index: int) -> Said:
         self._stop.check()
         engine, request, piece = self._engine, self._request, self._pieces[index]
         engine.pieces += 1

@@ -23,6 +23,7 @@ API_KEY = "local-key"
 WORKER_ID = "worker-1"
 MAX_REQUEST_BYTES = 20_000_000
 SYNC_WAIT_MS = 90_000
+HANG_UP = 0  # in place of a status
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMED_OUT")
 
 T = TypeVar("T")
@@ -42,7 +43,8 @@ class Job:
     taken: float | None = None
     ended: float | None = None
     posts: list[dict[str, Any]] = field(default_factory=list)  # the bodies of each accepted job-done
-    chunks: deque[Any] = field(default_factory=deque)  # streamed, and not yet read by the caller
+    streamed: list[Any] = field(default_factory=list)  # all that the worker has sent for `/stream`
+    chunks: deque[Any] = field(default_factory=deque)  # of that, what the caller hasn't read yet
 
     @property
     def is_final(self) -> bool:
@@ -74,6 +76,7 @@ class LocalEndpoint:
         self.pings: list[list[str]] = []  # for each heartbeat the jobs it said to be in progress
         self.most_in_progress = 0  # jobs that workers held at the same moment
         self.slow: dict[str, float] = {}  # operation, such as "job-done" → seconds until it is answered
+        self.max_result_bytes = MAX_REQUEST_BYTES  # a larger job-done is answered 400, as RunPod does
         self._faults: dict[str, deque[int]] = {}
         self._stops: dict[str, list[str]] = {}  # worker → ids of jobs that it should stop
         self._releases = 0
@@ -132,7 +135,8 @@ class LocalEndpoint:
         return job
 
     def fail_next(self, operation: str, status: int, times: int = 1) -> None:
-        """Answer the next requests of a kind (`job-take`, single or batch; `job-done`, `run` …) with `status` alone."""
+        """Answer the next requests of a kind (`job-take`, single or batch; `job-done`, `run` …) with `status` alone, or
+        with `HANG_UP` close the connection without an answer."""
         self._faults.setdefault(operation, deque()).extend([status] * times)
 
     def release_polls(self) -> None:
@@ -205,7 +209,10 @@ class LocalEndpoint:
         self._changed()
         await asyncio.sleep(self.slow.get(operation, 0))
         if faults := self._faults.get(operation):
-            return web.Response(status=faults.popleft())
+            status = faults.popleft()
+            if status == HANG_UP and request.transport:
+                request.transport.close()
+            return web.Response(status=status or 500)
         return await handler(request)
 
     def _job(self, request: web.Request) -> Job:
@@ -308,6 +315,8 @@ class LocalEndpoint:
     async def _job_done(self, request: web.Request) -> web.Response:
         """A result, or a progress update: one that comes after the result takes it back, as it does on RunPod."""
         job = self._job(request)
+        if len(await request.read()) > self.max_result_bytes:
+            raise web.HTTPBadRequest(text="request body is too large")
         result = await _strict_json(request)
         job.posts.append(result)
         if job.status not in ("CANCELLED", "TIMED_OUT"):
@@ -320,7 +329,9 @@ class LocalEndpoint:
         return web.Response()
 
     async def _job_stream(self, request: web.Request) -> web.Response:
-        self._job(request).chunks.append((await _strict_json(request)).get("output"))
+        job, item = self._job(request), (await _strict_json(request)).get("output")
+        job.streamed.append(item)
+        job.chunks.append(item)
         self._changed()
         return web.Response()
 

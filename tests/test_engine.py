@@ -20,10 +20,9 @@ from whisper_worker.errors import BadInput, OutOfMemory, UnknownModel
 from whisper_worker.models import ModelFiles, find
 from whisper_worker.pieces import Piece, cut
 from whisper_worker.request import InputRules, Request, parse_request
-from whisper_worker.runpod_io import warm_up
 from whisper_worker.speech import listen
 from whisper_worker.stop import Stop, Stopped
-from whisper_worker.transcript import Said, Transcript, joined
+from whisper_worker.transcript import Growing, Transcript
 
 NOTHING_SAID = Transcript(segments=(), language=None, language_probability=None)
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
@@ -36,8 +35,8 @@ def request(**options: Any) -> Request:
 def transcribe(engine: Engine, samples: Any, piece_s: float = 60, **options: Any) -> Transcript:
     asked = request(**options)
     walk, pieces = walk_through(engine, samples, asked, Stop(), piece_s)
-    transcript, translation = joined([walk.piece(index) for index in range(len(pieces))], len(samples) / RATE)
-    return translation if asked.translate else transcript
+    done = Growing(len(samples) / RATE, map(walk.piece, range(len(pieces))))
+    return done.translation if asked.translate else done.transcript
 
 
 def walk_through(
@@ -405,23 +404,6 @@ def test_too_little_memory_is_told_apart(message: str, english: Engine, monkeypa
     monkeypatch.setattr(english._whisper, "transcribe", fail)
     with pytest.raises(OutOfMemory):
         transcribe(english, speech())
-
-
-def test_the_warm_up_hears_the_clip_and_fails_with_the_engine(english: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    warm_up(english)
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("Library libcublas.so.12 is not found or cannot be loaded")
-
-    monkeypatch.setattr(english._whisper, "transcribe", fail)
-    with pytest.raises(RuntimeError, match="libcublas"):
-        warm_up(english)
-
-
-def test_a_warm_up_that_hears_nothing_fails(english: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(english, "walk", lambda *_: SimpleNamespace(piece=lambda _: Said()))
-    with pytest.raises(RuntimeError, match="hears nothing"):
-        warm_up(english)
 
 
 def test_weights_are_given_back() -> None:

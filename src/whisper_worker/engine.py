@@ -18,12 +18,20 @@ from faster_whisper.vad import get_vad_model
 
 from whisper_worker import log
 from whisper_worker.audio import Samples
-from whisper_worker.errors import BadInput, OutOfMemory, UnknownModel
+from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy, UnknownModel
 from whisper_worker.models import ModelFiles
 from whisper_worker.pieces import Piece
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, SettingsError, Threads
-from whisper_worker.shared_model import FRAMES_PER_S, Caller, Fit, Mel, SharedModel, is_memory_error
+from whisper_worker.shared_model import (
+    FRAMES_PER_S,
+    Caller,
+    Fit,
+    Mel,
+    SharedModel,
+    is_device_lost,
+    is_memory_error,
+)
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop, Stopped
 from whisper_worker.transcript import Language, Said, Segment, Word
@@ -116,6 +124,15 @@ class Engine:
         """The way through one job's pieces of a recording, `samples`."""
         return Walk(self, pieces, samples, request, stop)
 
+    @property
+    def longest_call_s(self) -> float:
+        """Seconds that a call of the model has been running; 0 when none is."""
+        return self._model.longest_call_s
+
+    def reload(self) -> None:
+        """Read the weights once more, for a model that has gone wrong. Takes seconds, and jobs wait meanwhile."""
+        self._model.reload()
+
     def close(self) -> None:
         """Free the weights, once the calls that run have ended."""
         self._model.close()
@@ -199,21 +216,22 @@ class Walk:
         self._stop = stop
         self._transcribed: list[Segment] = []  # so far, for the prompts
         self._translated: list[Segment] = []
-        self._language: Future[Language] = Future()
+        self.language: Future[Language] = Future()
+        """That of the job, once it is known; it fails when the first piece does, or holds no speech."""
         if known := "en" if engine.speaks_english_only else request.language:
-            self._language.set_result((known, 1.0))
+            self.language.set_result((known, 1.0))
 
     def piece(self, index: int) -> Said:
-        """What is said in one piece. Blocks for as long as it takes; raises OutOfMemory or Stopped.
+        """What is said in one piece. Blocks for as long as it takes; raises OutOfMemory, Unhealthy or Stopped.
 
         Unless the language is known, that of the first piece holds for all: the others wait until it is found.
         """
         try:
-            with _memory_told_apart():
+            with _faults_told_apart():
                 return self._piece(index)
         finally:
-            if index == 0 and not self._language.done():
-                self._language.set_exception(Stopped())  # whatever it is: that is what the job fails with
+            if index == 0 and not self.language.done():
+                self.language.set_exception(Stopped())  # whatever it is: that is what the job fails with
 
     def _piece(self, index: int) -> Said:
         self._stop.check()
@@ -221,7 +239,7 @@ class Walk:
         if speech.is_empty:  # then it's the only piece
             return Said()
         request, engine = self._request, self._engine
-        known = self._stop.wait_for(self._language)[0] if index or self._language.done() else None
+        known = self._stop.wait_for(self.language)[0] if index or self.language.done() else None
         caller = Caller(
             self._stop,
             passes=partial(engine.passes, request),
@@ -231,7 +249,7 @@ class Walk:
         )
         with engine.called_for(caller):
             segments = self._segments(index, speech, "transcribe", known, self._transcribed)
-            language = self._language.result(0)  # known by now
+            language = self.language.result(0)  # known by now
             translated: tuple[Segment, ...] = ()
             if request.translate and not engine.speaks_english_only:
                 translated = self._segments(index, speech, "translate", language[0], self._translated)
@@ -268,9 +286,9 @@ class Walk:
         return round(sum(piece.seconds for piece in self._pieces[:index]) * FRAMES_PER_S)
 
     def _note_language(self, languages: list[tuple[str, float]]) -> None:
-        if not self._language.done():
+        if not self.language.done():
             token, probability = languages[0]
-            self._language.set_result((token.strip("<|>"), probability))
+            self.language.set_result((token.strip("<|>"), probability))
 
     def _note_run(self) -> None:
         self.first_run = self.first_run or time.monotonic()
@@ -301,10 +319,12 @@ class _Features:
 
 
 @contextmanager
-def _memory_told_apart() -> Iterator[None]:
+def _faults_told_apart() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
+        if is_device_lost(error):
+            raise Unhealthy("the device has failed: send the job again, another worker takes it", EXIT_SICK) from error
         if is_memory_error(error):
             raise OutOfMemory("the device has too little memory for this job at the moment: try again") from error
         raise

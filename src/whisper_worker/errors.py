@@ -4,16 +4,21 @@ Every failure that a caller can meet is a class here. The rest of the worker rai
 translated where they appear, `from` their cause); `service.py` alone turns them into replies.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
+
+EXIT_HUNG = 3  # the process' exit code when a call of the model never came back
+EXIT_SICK = 4  # the same, when the device failed, or the model hears nothing right any more
 
 
 class WorkerError(Exception):
     """A failure to tell the caller about. `str(error)` is the sentence; it must hold no path, trace or URL query."""
 
     code: ClassVar[str]
+    breaks_off: ClassVar[bool] = False
+    """Whether it can end a job in the midst of its transcription; what was done by then goes with the error."""
 
     @property
-    def reply(self) -> dict[str, str]:
+    def reply(self) -> dict[str, Any]:
         """The handler's output. One string: the SDK drops errors of any other type."""
         return {"error": f"{self.code}: {self}"}
 
@@ -43,9 +48,10 @@ class TooLarge(WorkerError):
 
 
 class TimedOut(WorkerError):
-    """The download or the whole job took longer than the operator allows."""
+    """The download or the whole job took longer than the operator, or the caller, allows."""
 
     code = "TIMEOUT"
+    breaks_off = True
 
 
 class NotAudio(WorkerError):
@@ -76,12 +82,36 @@ class OutOfMemory(WorkerError):
     """The device ran out of memory while it transcribed."""
 
     code = "OUT_OF_MEMORY"
+    breaks_off = True
 
 
 class ResultTooLarge(WorkerError):
     """The reply has more bytes than the platform takes; sent anyway, it would be lost without a word."""
 
     code = "RESULT_TOO_LARGE"
+
+
+class ShuttingDown(WorkerError):
+    """The worker was told to end, and its grace was over before the job was done."""
+
+    code = "SHUTTING_DOWN"
+    breaks_off = True
+
+
+class Unhealthy(WorkerError):
+    """The worker can't transcribe any more, this job or another: it fails those it has, and ends."""
+
+    code = "WORKER_UNHEALTHY"
+    breaks_off = True
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+    @property
+    def reply(self) -> dict[str, Any]:
+        """With RunPod's sign to replace the worker."""
+        return {**super().reply, "refresh_worker": True}
 
 
 class InternalError(WorkerError):

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from whisper_worker.stop import Stop, Stopped, in_thread
 
+AHEAD = 2  # pieces for each thread that a job can have
+
 Piece = TypeVar("Piece")
 T = TypeVar("T")
 
@@ -32,14 +34,17 @@ class Piecework:
     ) -> AsyncGenerator[T, None]:
         """`act` of each piece, on the threads, begun and given in their order.
 
+        Only so many are begun ahead of the one that is given next: who takes them slowly slows the work down.
         When one raises, that is raised in its place. When the caller leaves early or is cancelled, `stop` is set, and
         no thread works on a piece any more when this ends: iterate inside `contextlib.aclosing`.
         """
         results: list[asyncio.Future[T]] = [asyncio.get_running_loop().create_future() for _ in pieces]
         waiting = iter(zip(pieces, results, strict=True))
+        ahead = asyncio.Semaphore(AHEAD * (1 + self._extra_threads))
 
         async def walk(place: AbstractAsyncContextManager[object]) -> None:
             for _ in pieces:
+                await ahead.acquire()
                 async with place:  # given back after each piece: another job may be next
                     piece, result = next(waiting, (None, None))
                     if piece is None or result is None:
@@ -58,6 +63,7 @@ class Piecework:
         try:
             for result in results:
                 yield await asyncio.shield(result)
+                ahead.release()
         finally:
             for task in walks:
                 task.cancel()

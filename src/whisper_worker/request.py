@@ -157,6 +157,9 @@ class Request(BaseModel):
     )
     enable_vad: bool = Field(True, description="Leave out what voice activity detection takes for no speech")
     word_timestamps: bool = Field(False, description="Add `word_timestamps`, each word with its times")
+    timeout_s: float | None = Field(
+        None, gt=0, le=7 * 24 * 3600, description="Longest job, in seconds, where that is less than the worker allows"
+    )
 
     @model_validator(mode="after")
     def _beams_left(self) -> "Request":

@@ -1,23 +1,33 @@
-"""What only the RunPod SDK knows: start-up, the handler's kind, the concurrency, the fitness check.
+"""What only the RunPod SDK knows: start-up, the handler's kind, the concurrency, the fitness check, the end.
 
 Start-up, in this order: settings (bad ones end the process, before anything slow), the model's weights beside the SDK's
 import (which takes seconds), then the SDK's loop: queue, `--test_input`, `test_input.json` or `--rp_serve_api`.
+
+The process ends with code 0 when it was told to end, 1 when it can't start or its one local job failed, and with one of
+`errors` when the worker is past help.
 """
 
 import os
+import signal
 import sys
-import time
+import threading
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
+from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from whisper_worker import log
+from whisper_worker.process import end_process
 from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, on_runpod
 
 if TYPE_CHECKING:
-    from whisper_worker.service import Transcriber
+    from whisper_worker.errors import Unhealthy
+    from whisper_worker.service import Service
 
-WARM_UP_CLIP = "warm_up.ogg"
+LAST_RESORT_S = 20.0  # within which a worker that is past help must have ended
+
+Json = dict[str, Any]
 
 
 def main() -> None:
@@ -30,6 +40,7 @@ def main() -> None:
 
 def _run(settings: Settings) -> None:
     log.configure(settings.log_level)
+    _end_when_told()
     _quieten_sdk()
     _one_thread_a_product()
 
@@ -61,7 +72,10 @@ def _run(settings: Settings) -> None:
     with ThreadPoolExecutor(1, "load") as loader:
         loading = loader.submit(lambda: Engine.load(find(settings.model), device, compute_type, threads, settings))
         import runpod
+        from runpod.serverless.modules import rp_scale
 
+        from whisper_worker.health import Health
+        from whisper_worker.job_loop import JobLoop
         from whisper_worker.service import Service
 
         try:
@@ -71,38 +85,64 @@ def _run(settings: Settings) -> None:
         except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
             sys.exit(f"whisper_worker: the model {settings.model or 'bundled'} can't be loaded: {error}")
 
-    service = Service(settings, threads, engine)
+    health = Health(engine, settings, on_alarm=_end_soon)
+    service = Service(settings, threads, engine, health)
+    runpod.serverless.register_fitness_check(health.warm_up)
+    health.watch()
+    rp_scale.JobScaler = partial(JobLoop, service=service, health=health, settings=settings)
+    takes_jobs = bool(os.environ.get("RUNPOD_WEBHOOK_GET_JOB"))
+    try:
+        runpod.serverless.start(
+            {
+                "handler": _handler(service, settings),
+                "return_aggregate_stream": True,
+                # It must never change: the SDK would wait for all jobs to end before it takes another.
+                "concurrency_modifier": lambda _: threads.jobs,
+            }
+        )
+    finally:
+        if health.unhealthy:
+            end_process(health.unhealthy.exit_code)
+        health.close()
+        service.close()
+        log.event("model_unloaded")
+    if takes_jobs:
+        end_process(0)
 
-    async def handle(job: dict[str, Any]) -> dict[str, Any]:
+
+def _handler(service: "Service", settings: Settings) -> Callable[[Json], Any]:
+    """What the SDK calls for a job, where `job_loop` isn't in its place: on this machine."""
+    from runpod.serverless import parser
+
+    from whisper_worker import local
+
+    async def handle(job: Json) -> Json:
         return await service.run(job)
 
-    @runpod.serverless.register_fitness_check  # type: ignore[untyped-decorator]
-    def model_transcribes() -> None:
-        """Runs on RunPod before the first job: a GPU that lacks a library says so only when the model is used."""
-        warm_up(engine)
+    async def stream(job: Json) -> AsyncGenerator[Json, None]:
+        async with aclosing(service.stream(job)) as items:
+            async for item in items:
+                yield item
 
-    try:
-        # The number of jobs must never change: the SDK would wait for all of them to end before it takes another.
-        runpod.serverless.start({"handler": handle, "concurrency_modifier": lambda _: threads.jobs})
-    finally:
-        service.close()
+    arguments, _ = parser.parse_known_args()
+    if arguments.rp_serve_api or os.environ.get("RUNPOD_WEBHOOK_GET_JOB"):
+        return stream if settings.streaming else handle
+    # The SDK doesn't run a generator on a test input: it prints its address.
+    return partial(local.printed if settings.streaming else local.with_bar, service)
 
 
-def warm_up(engine: "Transcriber") -> None:
-    """Transcribe the clip in this package. Raises what the engine raises, or RuntimeError when it hears nothing."""
-    from whisper_worker.audio import decode
-    from whisper_worker.pieces import whole
-    from whisper_worker.request import Request
-    from whisper_worker.stop import Stop
+def _end_soon(error: "Unhealthy") -> None:
+    """The orderly end should come first; but where much hangs, it may hang as well."""
+    last_resort = threading.Timer(LAST_RESORT_S, end_process, [error.exit_code])
+    last_resort.daemon = True
+    last_resort.start()
 
-    stop = Stop()
-    with files("whisper_worker").joinpath(WARM_UP_CLIP).open("rb") as clip:
-        audio = decode(clip, stop, max_seconds=60)
-    started = time.monotonic()
-    walk = engine.walk(whole(audio.samples), audio.samples, Request(language="en"), stop)
-    if not walk.piece(0).segments:
-        raise RuntimeError("the model hears nothing in a clip of clear speech")
-    log.event("warmed_up", seconds=time.monotonic() - started)
+
+def _end_when_told() -> None:
+    """Until the SDK's loop has its own handler there is no job to lose. In a container this process has the number 1,
+    and the kernel keeps signals from that one for which it has no handler."""
+    if os.environ.get("RUNPOD_WEBHOOK_GET_JOB"):
+        signal.signal(signal.SIGTERM, lambda *_: end_process(0))
 
 
 def _one_thread_a_product() -> None:

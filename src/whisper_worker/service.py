@@ -6,69 +6,73 @@ I/O of many jobs overlaps, the next jobs' audio is ready when the model is free,
 """
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from tempfile import TemporaryFile
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 from whisper_worker import fetch, log, pieces, reply, sources, speech
-from whisper_worker.audio import Audio, Samples, decode
-from whisper_worker.errors import InternalError, OutOfMemory, TimedOut, WorkerError
+from whisper_worker.audio import SAMPLE_RATE, Audio, decode
+from whisper_worker.errors import InternalError, OutOfMemory, TimedOut, Unhealthy, WorkerError
+from whisper_worker.health import Health
+from whisper_worker.live import TAIL, Outbox, Progress, Stage, Watcher
 from whisper_worker.pieces import Piece
 from whisper_worker.piecework import Piecework
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.stop import Stop, in_loose_thread, in_thread
-from whisper_worker.transcript import Said, Transcript, joined
+from whisper_worker.stop import Alarm, Stop, in_loose_thread, in_thread
+from whisper_worker.transcriber import Transcriber
+from whisper_worker.transcript import Growing, Language, Segment
 
 # A hostile server can hold a download's thread longer than its job lives: so many may hang before other downloads must
 # wait. Nothing else uses these threads.
 SPARE_DOWNLOADERS = 64
+DEAF_S = 1.0  # so much speech without a word makes one look whether the model is well
 
 T = TypeVar("T")
 
 
-class Walk(Protocol):
-    """See `engine.Walk` for what each member promises."""
-
-    first_run: float | None
-
-    def piece(self, index: int) -> Said: ...
-
-
-class Transcriber(Protocol):
-    """What the service needs of an engine; see `engine.Engine` for what each member promises."""
-
-    name: str
-    device: str
-    speaks_english_only: bool
-
-    def check(self, request: Request) -> None: ...
-
-    def walk(self, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> Walk: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
+@dataclass
 class Job:
-    """One job on its way: what was asked, the signal that ends its threads, and where its seconds go."""
+    """One job on its way: what was asked, the signal that ends its threads, where its seconds go, and who looks on."""
 
     id: str
-    request: Request
-    stop: Stop
-    watch: "Stopwatch"
+    watcher: Watcher
+    stop: Stop = field(default_factory=Stop)
+    watch: "Stopwatch" = field(default_factory=lambda: Stopwatch())
+    request: Request = field(init=False)
+    transcript: Growing | None = None
+    """From the first piece on."""
+    reached_s: float = 0.0
+    """Up to this second of its audio, `transcript` is complete."""
+    _informed: bool = False
+
+    def tell(self, stage: Stage) -> None:
+        total_s, tail = (self.transcript.duration, self.transcript.tail(TAIL)) if self.transcript else (None, "")
+        self.watcher.progress(Progress(stage, self.reached_s, total_s, tail))
+
+    def inform(self, facts: reply.Facts, language: Language | tuple[None, None]) -> None:
+        """Of the audio; only the first time counts."""
+        if not self._informed:
+            self._informed = True
+            self.watcher.info(reply.info_item(facts, language))
+
+    def done_so_far(self) -> dict[str, Any] | None:
+        return reply.partial(self.request, self.transcript, self.reached_s) if self.transcript else None
 
 
 class Service:
     """Answers jobs, many at a time."""
 
-    def __init__(self, settings: Settings, threads: Threads, engine: Transcriber) -> None:
+    def __init__(self, settings: Settings, threads: Threads, engine: Transcriber, health: Health) -> None:
         self._settings = settings
         self._engine = engine
+        self._health = health
+        self._closing: Alarm[WorkerError] = Alarm()
         self._rules = InputRules(bool(settings.allow_local_files), settings.max_base64_bytes)
         self._downloads = fetch.DownloadLimits(
             max_bytes=settings.max_download_bytes,
@@ -83,48 +87,106 @@ class Service:
         # A job alone must be able to keep the model busy: as many pieces as it takes windows at once, and one more.
         self._pieces = Piecework(threads.jobs, extra=threads.inter * threads.batch)
 
-    async def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    async def run(self, job: Mapping[str, Any], watcher: Watcher | None = None) -> dict[str, Any]:
         """The output for one RunPod job (`{"id": …, "input": …}`).
 
-        Every failure becomes `{"error": "CODE: sentence"}`. Only CancelledError is raised, once nothing of the job is
-        running any more.
+        Every failure becomes `{"error": "CODE: sentence"}`, with what was done as `partial` where that is something.
+        Only CancelledError is raised, once nothing of the job is running any more.
         """
-        job_id = str(job.get("id", "unknown"))
-        watch = Stopwatch()
+        return await self._run(Job(str(job.get("id", "unknown")), watcher or Watcher()), job.get("input"))
+
+    async def stream(self, job: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The output for one RunPod job as items: `info`, `segments` as they come, and `result`.
+
+        A failure's last items are `error`, and then `{"error": "CODE: sentence"}`, which is RunPod's sign for it.
+        Left early, or cancelled, it ends the job, and then itself: iterate inside `contextlib.aclosing`.
+        """
+        running = Job(str(job.get("id", "unknown")), Watcher())
+
+        def packed(segments: Sequence[Segment]) -> dict[str, Any]:
+            return reply.segments_item(running.request, segments)
+
+        running.watcher = outbox = Outbox(self._settings.stream_interval_s, packed, reply.size)
+        work = asyncio.create_task(self._run(running, job.get("input")))
+        work.add_done_callback(lambda _: outbox.close())
         try:
-            return await self._within_time(self._answer(job_id, job.get("input"), watch))
+            async with aclosing(outbox.items()) as items:
+                async for item in items:
+                    yield item
+            output = await work
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+        if error := output.get("error"):
+            yield reply.error_item(error)
+            yield output
+        else:
+            yield reply.result_item(output)
+
+    def end_jobs(self, error: WorkerError) -> None:
+        """Break off all jobs, and those to come, with `error` as their answer. From any thread."""
+        self._closing.ring(error)
+
+    async def _run(self, job: Job, raw: Any) -> dict[str, Any]:
+        try:
+            job.request = parse_request(raw, self._rules)
+            self._engine.check(job.request)
+            output = await self._unless_ended(job, lambda: self._answer(job))
+            self._health.count_job()
+            return output
         except asyncio.CancelledError:
-            log.event("job_cancelled", job=job_id, total_s=watch.total_s)
+            log.event("job_cancelled", job=job.id, total_s=job.watch.total_s)
             raise
         except WorkerError as error:
+            if isinstance(error, Unhealthy):
+                self._health.give_up(error)
             # The cause, if any, goes into the log only: it may hold addresses, paths and tokens.
             caused = error.__cause__ is not None
-            log.event("job_failed", job=job_id, level=log.WARNING, trace=caused, code=error.code, reply=error)
-            return error.reply
+            log.event("job_failed", job=job.id, level=log.WARNING, trace=caused, code=error.code, reply=error)
+            return await in_thread(self._io, job.stop, self._failed, job, error)
         except MemoryError:
-            log.event("job_failed", job=job_id, level=log.ERROR, trace=True)
+            log.event("job_failed", job=job.id, level=log.ERROR, trace=True)
             return OutOfMemory("the worker has too little memory for this job at the moment: try again").reply
         except Exception:
-            log.event("job_failed", job=job_id, level=log.ERROR, trace=True)
-            return InternalError(f"something went wrong; the worker's log has the details of job {job_id}").reply
+            log.event("job_failed", job=job.id, level=log.ERROR, trace=True)
+            return InternalError(f"something went wrong; the worker's log has the details of job {job.id}").reply
 
-    async def _within_time(self, answer: Coroutine[Any, Any, T]) -> T:
-        limit_s = self._settings.job_timeout_s
-        try:
-            return await asyncio.wait_for(answer, limit_s)
-        except asyncio.TimeoutError as error:
-            raise TimedOut(f"the job took longer than {limit_s:g} s") from error
+    def _failed(self, job: Job, error: WorkerError) -> dict[str, Any]:
+        so_far = job.done_so_far() if error.breaks_off else None
+        return reply.of_error(error, so_far, self._settings.max_inline_bytes)
 
-    async def _answer(self, job_id: str, raw: Any, watch: "Stopwatch") -> dict[str, Any]:
-        request = parse_request(raw, self._rules)
-        self._engine.check(request)
-        job = Job(job_id, request, Stop(), watch)
+    async def _unless_ended(self, job: Job, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `work` returns, unless its time is over before, or the worker ends.
+
+        When this returns or raises, CancelledError included, none of the job's threads is at work any more. The
+        exception is a worker whose model hangs, and the threads with it.
+        """
+        limit_s = min(self._settings.job_timeout_s, job.request.timeout_s or math.inf)
+        with self._closing.heard() as closing, self._health.alarm.heard() as hung:
+            if not (closing.done() or hung.done()):
+                task = asyncio.create_task(work())
+                ends: list[asyncio.Future[Any]] = [task, closing, hung]
+                try:
+                    left_s = max(limit_s - job.watch.total_s, 0)
+                    await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    await _break_off(task, unless=hung)
+                if task.done() and not task.cancelled():
+                    return task.result()
+            for ending in (hung, closing):
+                if ending.done():
+                    raise ending.result()
+            raise TimedOut(f"the job took longer than {limit_s:g} s")
+
+    async def _answer(self, job: Job) -> dict[str, Any]:
+        request = job.request
         log.event("job_start", job=job.id, source=_source_kind(request))
         async with self._place(job):
+            job.tell("download")
             async with self._media_file(job) as file:
+                job.tell("decode")
                 audio = await self._decode(job, file)
             cut = await self._cut(job, audio)
-            transcript, translation = await self._transcribe(job, cut, audio)
             facts = reply.Facts(
                 model=self._engine.name,
                 device=self._engine.device,
@@ -132,15 +194,16 @@ class Service:
                 duration_after_vad=sum(piece.seconds for piece in cut),
                 warnings=audio.warnings + self._remarks(request),
             )
-            output = await self._output(job, transcript, translation, facts)
+            so_far = await self._transcribe_well(job, cut, audio, facts)
+            output = await self._output(job, so_far, facts)
         log.event(
             "job_done",
             job=job.id,
             audio_s=audio.duration,
-            total_s=watch.total_s,
-            rtf=watch.total_s / audio.duration if audio.duration else None,
-            language=transcript.language,
-            segments=len(transcript.segments),
+            total_s=job.watch.total_s,
+            rtf=job.watch.total_s / audio.duration if audio.duration else None,
+            language=so_far.transcript.language,
+            segments=len(so_far.transcript.segments),
             warnings=len(facts.warnings) or None,
         )
         return output
@@ -202,22 +265,38 @@ class Service:
 
         return await in_thread(self._media, job.stop, job.watch.timed("decode", act))
 
-    async def _transcribe(self, job: Job, cut: list[Piece], audio: Audio) -> tuple[Transcript, Transcript | None]:
-        """The transcript, and the translation if one was asked for."""
+    async def _transcribe_well(self, job: Job, cut: list[Piece], audio: Audio, facts: reply.Facts) -> Growing:
+        """The transcript; when there is none though somebody speaks, and it turns out that the model is to blame, once
+        more, by a model that was loaded again."""
+        reloads = self._health.reloads
+        so_far = await self._transcribe(job, cut, audio, facts)
+        if so_far.transcript.segments or facts.duration_after_vad < DEAF_S:
+            return so_far
+        await self._health.try_model()
+        return so_far if self._health.reloads == reloads else await self._transcribe(job, cut, audio, facts)
+
+    async def _transcribe(self, job: Job, cut: list[Piece], audio: Audio, facts: reply.Facts) -> Growing:
         request, began = job.request, time.monotonic()
+        job.transcript = so_far = Growing(audio.duration)
+        job.tell("transcribe")
         walk = self._engine.walk(cut, audio.samples, request, job.stop)
         log.event("transcribe", job=job.id, level=log.DEBUG, pieces=len(cut))
+        asyncio.wrap_future(walk.language).add_done_callback(lambda language: _inform(job, facts, language))
         side_by_side = not request.condition_on_previous_text
         work = self._pieces.in_order(job.stop, walk.piece, range(len(cut)), side_by_side=side_by_side)
         async with aclosing(work) as results:
-            said = [result async for result in results]
+            finished = iter(cut)
+            async for said in results:
+                new = so_far.add(said)
+                job.reached_s = next(finished).spans[-1].end / SAMPLE_RATE
+                job.tell("transcribe")
+                await job.watcher.segments(new)
+        job.reached_s = audio.duration
+        job.tell("transcribe")
+        job.inform(facts, (None, None))  # when nobody speaks
         job.watch.add("queue", (walk.first_run or began) - began)
         job.watch.add("inference", time.monotonic() - (walk.first_run or began))
-
-        transcript, translation = joined(said, audio.duration)
-        if not request.translate:
-            return transcript, None
-        return transcript, transcript if self._engine.speaks_english_only else translation
+        return so_far
 
     def _remarks(self, request: Request) -> tuple[str, ...]:
         """What the caller should know of what became of the request."""
@@ -225,10 +304,11 @@ class Service:
             return ()
         return (f"the model {self._engine.name} can't translate: the translation is its transcription",)
 
-    async def _output(
-        self, job: Job, transcript: Transcript, translation: Transcript | None, facts: reply.Facts
-    ) -> dict[str, Any]:
+    async def _output(self, job: Job, so_far: Growing, facts: reply.Facts) -> dict[str, Any]:
         def act() -> dict[str, Any]:
+            transcript, translation = so_far.transcript, None
+            if job.request.translate:
+                translation = transcript if self._engine.speaks_english_only else so_far.translation
             output = reply.build(job.request, transcript, translation, facts)
             output["timings"] = job.watch.timings()
             return reply.checked(output, self._settings.max_inline_bytes)
@@ -242,6 +322,26 @@ class Service:
         self._media.shutdown(wait=False, cancel_futures=True)
         self._pieces.close()
         self._engine.close()
+
+
+def _inform(job: Job, facts: reply.Facts, language: "asyncio.Future[Language]") -> None:
+    if not language.cancelled() and not language.exception():  # the job fails with what the exception is about
+        job.inform(facts, language.result())
+
+
+async def _break_off(task: "asyncio.Task[Any]", unless: "asyncio.Future[Any]") -> None:
+    """Cancel the task, and wait until it has ended, or `unless` is done; then it is left to itself."""
+    task.cancel()
+    cancelled = False
+    while not (task.done() or unless.done()):
+        try:
+            await asyncio.wait({task, unless}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            cancelled = True  # raised again below, when the task's threads have ended
+    if task.done() and not task.cancelled():
+        task.exception()  # seen, whoever asks for it
+    if cancelled:
+        raise asyncio.CancelledError
 
 
 def _source_kind(request: Request) -> str:

@@ -99,8 +99,30 @@ class Settings(BaseModel):
     max_audio_s: Seconds = Field(
         4 * 3600, description="Longest audio. An hour takes 230 MB of memory for as long as its job is in flight"
     )
-    job_timeout_s: Seconds = Field(3600, description="Longest job, from being taken to its reply")
+    job_timeout_s: Seconds = Field(
+        3600, description="Longest job, from being taken to its reply; a job's `timeout_s` can make it shorter"
+    )
+    window_timeout_s: Seconds = Field(
+        300, description="Longest call of the model; one that takes longer hangs, and the worker ends with code 3"
+    )
+    canary_jobs: Annotated[int, Field(ge=0)] = Field(
+        500, description="After so many jobs the model is tried on a known clip; 0: only when it seems to be deaf"
+    )
+    shutdown_grace_s: Annotated[float, Field(ge=0, le=24 * 3600, allow_inf_nan=False)] = Field(
+        30, description="How long, after SIGTERM or SIGINT, jobs may go on, before they fail as `SHUTTING_DOWN`"
+    )
+    streaming: bool = Field(
+        False, description="Answer each job with a stream of items, for `/stream`, instead of with one object"
+    )
+    stream_interval_s: Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)] = Field(
+        0.5, description="Shortest time between two items of a stream"
+    )
+    progress_interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = Field(
+        2, description="Time from a job's start to its first progress report in `/status`, and between two of them"
+    )
     max_inline_bytes: Bytes = Field(8_000_000, description="Largest reply; RunPod loses those over 10 MB")
+    result_timeout_s: Seconds = Field(60, description="How long RunPod may take to accept a reply, before another try")
+    result_retry_s: Seconds = Field(600, description="How long the worker goes on trying to deliver a reply")
     allow_local_files: bool | None = Field(
         None, description="Accept a path of the worker's own disk as `audio`. Default: only off RunPod"
     )

@@ -9,6 +9,7 @@ Windows are *fitted*: the encoder's cost follows their length, and CTranslate2 a
 Whisper was trained on. A result that doesn't pass the caller's quality gates is decoded again on the full window.
 """
 
+import gc
 import threading
 import time
 from collections import deque
@@ -23,12 +24,38 @@ from numpy.typing import NDArray
 
 from whisper_worker import log
 from whisper_worker.batching import Batcher
+from whisper_worker.gate import Gate
 from whisper_worker.stop import Stop
 
 FRAMES_PER_S = 100
 FULL = 30 * FRAMES_PER_S
 
 OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed")
+
+# What CUDA says of errors after which nothing runs on the device any more, in this process: the texts of
+# cudaGetErrorString for the errors that its documentation calls sticky, of a device that is gone, and cuBLAS's names.
+DEVICE_LOST_SIGNS = (
+    "illegal memory access",
+    "launch failure",
+    "device-side assert",
+    "launch timed out",
+    "misaligned address",
+    "illegal instruction",
+    "invalid program counter",
+    "global/shared address space",
+    "hardware stack error",
+    "uncorrectable",
+    "no cuda-capable device",
+    "busy or unavailable",
+    "invalid device context",
+    "context is destroyed",
+    "driver shutting down",
+    "cuda failed with error unknown error",
+    "cublas_status_execution_failed",
+    "cublas_status_internal_error",
+    "cublas_status_mapping_error",
+    "cublas_status_not_initialized",
+)
 
 Mel = NDArray[np.float32]
 Languages = list[tuple[str, float]]
@@ -38,6 +65,11 @@ Languages = list[tuple[str, float]]
 def is_memory_error(error: BaseException) -> bool:
     """CTranslate2 raises RuntimeError for everything; only its text tells what was short."""
     return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in OUT_OF_MEMORY_SIGNS)
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the device is past use for this process, whatever is run on it next."""
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in DEVICE_LOST_SIGNS)
 
 
 @dataclass(frozen=True)
@@ -128,7 +160,7 @@ class SharedModel:
         self._start_token = start_token
         self._fit = fit
         self._threads = threading.local()
-        self._running = _Counter()
+        self._gate = Gate()
         self._batcher: Batcher[_Call, Any] = Batcher(
             self._run,
             threads=threads,
@@ -150,6 +182,17 @@ class SharedModel:
             yield
         finally:
             del self._threads.caller
+
+    @property
+    def longest_call_s(self) -> float:
+        """Seconds that a call of the model, or a reload, has been running; 0 when none is."""
+        return self._gate.longest_s
+
+    def reload(self) -> None:
+        """Read the weights once more. Calls that run end first, those that wait go on with the new ones."""
+        with self._gate.alone():
+            self._model.unload_model()
+            self._model.load_model()
 
     def close(self) -> None:
         """Let what runs end, fail what waits, free the weights."""
@@ -238,18 +281,30 @@ class SharedModel:
         first, jobs = calls[0], {call.caller.stop for call in calls}
         for call in calls:
             call.caller.on_run()
-        with self._running as running:
-            log.event(
-                "model_call",
-                level=log.DEBUG,
-                kind=first.kind,
-                frames=first.window.frames,
-                windows=len(calls),
-                jobs=len(jobs),
-                running=running,
-            )
-            encoded = self._encoder_output([call.window for call in calls])
-            return first.act(encoded, [call.gives for call in calls])
+        try:
+            with self._gate.together() as running:
+                log.event(
+                    "model_call",
+                    level=log.DEBUG,
+                    kind=first.kind,
+                    frames=first.window.frames,
+                    windows=len(calls),
+                    jobs=len(jobs),
+                    running=running,
+                )
+                return self._act(calls)
+        except (RuntimeError, MemoryError) as error:
+            if len(calls) > 1 or not is_memory_error(error):
+                raise
+            _log_failure(error, windows=1)
+        # A window that doesn't fit beside what the other threads run may still fit alone.
+        gc.collect()
+        with self._gate.alone():
+            return self._act(calls)
+
+    def _act(self, calls: Sequence[_Call]) -> list[Any]:
+        encoded = self._encoder_output([call.window for call in calls])
+        return calls[0].act(encoded, [call.gives for call in calls])
 
     def _encoder_output(self, windows: list[Window]) -> StorageView:
         """Shape (windows, frames // 2, d_model), with each window encoded at most once."""
@@ -262,23 +317,6 @@ class SharedModel:
             if len(new) == len(windows):
                 return output
         return _joined([window.encoded for window in windows if window.encoded])
-
-
-class _Counter:
-    """How many threads are inside its `with`; entering gives the number, oneself included."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> int:
-        with self._lock:
-            self._count += 1
-            return self._count
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._count -= 1
 
 
 def _split(batch: StorageView) -> list[StorageView]:

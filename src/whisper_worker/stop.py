@@ -5,10 +5,11 @@ a packet of audio, a segment).
 """
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, InvalidStateError, wait
-from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,6 +54,51 @@ class Stop:
             if future.cancel():
                 raise
             return future.result()
+
+
+class Alarm(Generic[T]):
+    """Rings at most once, from any thread, and is heard by all who wait for it along with something else."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards all below
+        self._hearers: set[asyncio.Future[T]] = set()
+        self._rung: list[T] = []  # its one message
+
+    @property
+    def has_rung(self) -> bool:
+        return bool(self._rung)
+
+    def ring(self, message: T) -> bool:
+        """False when it had rung before: the first message counts."""
+        with self._lock:
+            if self._rung:
+                return False
+            self._rung.append(message)
+            hearers = list(self._hearers)
+        for future in hearers:
+            with suppress(RuntimeError):  # its loop has ended meanwhile
+                future.get_loop().call_soon_threadsafe(_settle, future, message)
+        return True
+
+    @contextmanager
+    def heard(self) -> Iterator["asyncio.Future[T]"]:
+        """A future of the running loop, with the message once there is one."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._hearers.add(future)
+            if self._rung:
+                future.set_result(self._rung[0])
+        try:
+            yield future
+        finally:
+            with self._lock:
+                self._hearers.discard(future)
+            future.cancel()
+
+
+def _settle(future: "asyncio.Future[T]", message: T) -> None:
+    if not future.done():
+        future.set_result(message)
 
 
 async def in_thread(pool: Executor, stop: Stop, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

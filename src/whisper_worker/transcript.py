@@ -1,6 +1,6 @@
 """What the worker makes: words, segments, a transcript. Plain values, all times in seconds of the caller's file."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 
@@ -65,16 +65,49 @@ class Said:
         return replace(self, segments=segments, translated=translated)
 
 
-def joined(said: Sequence[Said], duration: float) -> tuple[Transcript, Transcript]:
-    """The transcript and the translation of a file of `duration` seconds, from what is said in its pieces, in order."""
-    language, probability = next((part.language for part in said if part.language), (None, None))
-    segments = within((segment for part in said for segment in part.segments), duration)
-    translated = within((segment for part in said for segment in part.translated), duration)
-    return Transcript(segments, language, probability), Transcript(translated, language, probability)
+class Growing:
+    """The transcript and the translation of a file of `duration` seconds, which grow by a piece at a time, in order.
+
+    What has been added is final: later pieces change nothing in it.
+    """
+
+    def __init__(self, duration: float, said: Iterable[Said] = ()) -> None:
+        self.duration = duration
+        self._language: Language | tuple[None, None] = None, None
+        self._segments: list[Segment] = []
+        self._translated: list[Segment] = []
+        for part in said:
+            self.add(part)
+
+    def add(self, said: Said) -> tuple[Segment, ...]:
+        """The segments of the transcript that are new."""
+        if said.language and not self._language[0]:
+            self._language = said.language
+        new = within(said.segments, self.duration, first_id=len(self._segments) + 1)
+        self._segments += new
+        self._translated += within(said.translated, self.duration, first_id=len(self._translated) + 1)
+        return new
+
+    @property
+    def transcript(self) -> Transcript:
+        return Transcript(tuple(self._segments), *self._language)
+
+    @property
+    def translation(self) -> Transcript:
+        return Transcript(tuple(self._translated), *self._language)
+
+    def tail(self, characters: int) -> str:
+        """The end of the text so far."""
+        text = ""
+        for segment in reversed(self._segments):
+            text = segment.text + text
+            if len(text) >= characters:
+                break
+        return text[-characters:].strip()
 
 
-def within(segments: Iterable[Segment], duration: float) -> tuple[Segment, ...]:
-    """The segments that lie inside a file of `duration` seconds, in order, numbered again from 1.
+def within(segments: Iterable[Segment], duration: float, first_id: int = 1) -> tuple[Segment, ...]:
+    """The segments that lie inside a file of `duration` seconds, in order, numbered from `first_id` on.
 
     The model believes in windows of 30 s: on short files it gives ends, even whole segments, past the end of the
     audio. Such ends are clamped, such segments dropped, and `start <= end` holds for segments and words alike.
@@ -85,7 +118,7 @@ def within(segments: Iterable[Segment], duration: float) -> tuple[Segment, ...]:
             continue
         start, end = _clamp(segment.start, segment.end, duration)
         words = segment.words and tuple(_word_within(word, duration) for word in segment.words)
-        kept.append(replace(segment, id=len(kept) + 1, start=start, end=end, words=words))
+        kept.append(replace(segment, id=first_id + len(kept), start=start, end=end, words=words))
     return tuple(kept)
 
 

@@ -1,0 +1,142 @@
+"""Whether this worker can still transcribe: a watch over the model's calls, and a clip whose words are known.
+
+What is wrong for good ends in `alarm`: the jobs fail (`service`) and the process ends, so that RunPod starts another.
+"""
+
+import asyncio
+import difflib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+
+from whisper_worker import log
+from whisper_worker.audio import Audio, decode
+from whisper_worker.errors import EXIT_HUNG, EXIT_SICK, OutOfMemory, Unhealthy
+from whisper_worker.pieces import whole
+from whisper_worker.request import Request
+from whisper_worker.settings import Settings
+from whisper_worker.stop import Alarm, Stop, in_thread
+from whisper_worker.transcriber import Transcriber
+
+CLIP = "warm_up.ogg"
+ALIKE = 0.6  # how alike what is heard in the clip must be to what was heard at first, from 0 to 1
+TRUSTED_S = 60.0  # a model that was right isn't tried again for so long
+LOOKS = 10  # at the calls that run, in the time that one may take
+
+
+class Health:
+    """Tries the model, watches it, and says once, by `alarm`, that the worker is past help."""
+
+    def __init__(
+        self,
+        engine: Transcriber,
+        settings: Settings,
+        on_alarm: Callable[[Unhealthy], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.alarm: Alarm[Unhealthy] = Alarm()
+        self.unhealthy: Unhealthy | None = None
+        self.reloads = 0
+        """So many times the weights have been read again: what was transcribed before the last one is in doubt."""
+        self._engine = engine
+        self._on_alarm = on_alarm
+        self._clock = clock
+        self._call_timeout_s = settings.window_timeout_s
+        self._canary_jobs = settings.canary_jobs
+        self._words: list[str] = []  # of the clip, as this model hears them when it is well
+        self._jobs = 0
+        self._trusted_until = 0.0
+        self._one_at_a_time = asyncio.Lock()
+        self._trials: set[asyncio.Task[None]] = set()
+        self._pool = ThreadPoolExecutor(1, "canary")
+        self._closed = threading.Event()
+
+    def warm_up(self) -> None:
+        """Transcribe the clip for the first time. Raises what the engine raises, or RuntimeError when it's deaf."""
+        started = time.monotonic()
+        self._words = self._heard()
+        if not self._words:
+            raise RuntimeError("the model hears nothing in a clip of clear speech")
+        log.event("warmed_up", seconds=time.monotonic() - started)
+
+    def watch(self) -> None:
+        """From now on, until `close()`, look at the running calls from a thread of its own."""
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def count_job(self) -> None:
+        """One more is done: after every so many the model is tried, and nobody waits for it."""
+        self._jobs += 1
+        if self._canary_jobs and self._jobs % self._canary_jobs == 0:
+            trial = asyncio.create_task(self.try_model())
+            self._trials.add(trial)
+            trial.add_done_callback(self._trials.discard)
+
+    async def try_model(self) -> None:
+        """Transcribe the clip again, unless the model was right a moment ago. When its words are wrong, load the model
+        again (`reloads` counts that); when they still are, ring the alarm."""
+        async with self._one_at_a_time:
+            if self._words and self._clock() >= self._trusted_until and not self.alarm.has_rung:
+                await in_thread(self._pool, Stop(), self._try_model)
+
+    def give_up(self, error: Unhealthy) -> None:
+        """The worker is past help: from any thread, more than once if need be."""
+        if self.alarm.ring(error):
+            self.unhealthy = error
+            self._on_alarm(error)
+            log.event("unhealthy", level=log.ERROR, reason=error, exit_code=error.exit_code)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(self._call_timeout_s / LOOKS):
+            if self._engine.longest_call_s > self._call_timeout_s:
+                self.give_up(
+                    Unhealthy("a call of the model hangs: send the job again, another worker takes it", EXIT_HUNG)
+                )
+                return
+
+    def _try_model(self) -> None:
+        if self._is_well():
+            return
+        try:
+            self._engine.reload()
+        except RuntimeError as error:
+            log.event("reload_failed", level=log.ERROR, error=error)
+        else:
+            self.reloads += 1
+            log.event("model_reloaded", level=log.WARNING)
+            if self._is_well():
+                return
+        self.give_up(Unhealthy("the model hears wrong: send the job again, another worker takes it", EXIT_SICK))
+
+    def _is_well(self) -> bool:
+        try:
+            words = self._heard()
+        except OutOfMemory:
+            return True  # says nothing about the model; the jobs meet the same, and are told
+        except Unhealthy as error:
+            self.give_up(error)
+            return True
+        except RuntimeError as error:
+            log.event("canary_failed", level=log.WARNING, error=error)
+            return False
+        alike = difflib.SequenceMatcher(None, words, self._words).ratio()
+        log.event("canary", level=log.INFO if alike >= ALIKE else log.WARNING, alike=alike, words=" ".join(words))
+        if alike < ALIKE:
+            return False
+        self._trusted_until = self._clock() + TRUSTED_S
+        return True
+
+    def _heard(self) -> list[str]:
+        samples = _clip().samples
+        said = self._engine.walk(whole(samples), samples, Request(language="en"), Stop()).piece(0)
+        return " ".join(segment.text for segment in said.segments).lower().split()
+
+
+def _clip() -> Audio:
+    with files("whisper_worker").joinpath(CLIP).open("rb") as clip:
+        return decode(clip, Stop(), max_seconds=60)
