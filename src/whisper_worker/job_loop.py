@@ -14,6 +14,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from aiohttp import ClientSession
+from runpod.serverless.modules.rp_job import get_job
 from runpod.serverless.modules.rp_scale import JobScaler
 
 from whisper_worker import log, reply
@@ -24,6 +25,7 @@ from whisper_worker.process import end_process
 from whisper_worker.service import Service
 from whisper_worker.settings import Settings
 
+ASK_PAUSE_S = 0.5
 LAST_WORDS_S = 5.0  # for delivering the answers of jobs that were broken off at the end
 
 Json = dict[str, Any]
@@ -42,7 +44,8 @@ class JobLoop(JobScaler):  # type: ignore[misc]
 
     def __init__(self, config: Json, *, service: Service, health: Health, settings: Settings) -> None:
         super().__init__(config)
-        self.jobs_handler = self._answer  # the SDK lets itself be given one, but only for local tests
+        self.jobs_fetcher = self._ask  # the SDK lets itself be given these two, but only for local tests
+        self.jobs_handler = self._answer
         self._service = service
         self._health = health
         self._settings = settings
@@ -120,7 +123,19 @@ class JobLoop(JobScaler):  # type: ignore[misc]
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), left_s)
 
-    # One job.
+    # Work.
+
+    async def _ask(self, session: ClientSession, jobs_needed: int) -> list[Json] | None:
+        """The SDK asks again at once, thousands of times a second, when it gets no answer or a quick no."""
+        began = time.monotonic()
+        try:
+            jobs: list[Json] | None = await get_job(session, jobs_needed)
+        except Exception:
+            await asyncio.sleep(ASK_PAUSE_S)
+            raise
+        if not jobs and time.monotonic() - began < ASK_PAUSE_S:
+            await asyncio.sleep(ASK_PAUSE_S)
+        return jobs
 
     async def _answer(self, session: ClientSession, config: Json, job: Json) -> None:  # noqa: ARG002
         if job["id"] in self._stopped_early:
@@ -149,7 +164,11 @@ class JobLoop(JobScaler):  # type: ignore[misc]
                 else:
                     items.append(item)
                     await courier.item(item)
-        bodies = _streamed(items, failure, self._settings.max_inline_bytes)
+        if failure:
+            bodies = _smaller_and_smaller(failure)
+        else:
+            fits = await asyncio.to_thread(reply.size, items) <= self._settings.max_inline_bytes
+            bodies = _aggregates(items, fits)
         await courier.result(bodies, streamed=True)
 
 
@@ -164,17 +183,13 @@ def _smaller_and_smaller(output: Json) -> Iterator[Json]:
         yield ResultTooLarge("RunPod didn't take the result: send the audio in parts").reply
 
 
-def _streamed(items: list[Json], failure: Json, max_bytes: int) -> Iterator[Json]:
-    """As above. The aggregate, for callers of `/run`, repeats the items; too large, it leaves out the segments."""
-    if failure:
-        yield _failed(failure)
-        yield _failed({**failure, "partial": None})
-        return
-    if sum(map(reply.size, items)) <= max_bytes:
+def _aggregates(items: list[Json], fits: bool) -> Iterator[Json]:
+    """As above, of a stream: the items once more, for callers of `/run`; without the segments when that's too large."""
+    if fits:
         yield {"output": items}
     note = "left out, for the reply to arrive: the segments, which are in the stream"
-    rest = [item for item in items if item["type"] != "segments"]
-    yield {"output": [*rest[:-1], {**rest[-1], "warnings": [*rest[-1]["warnings"], note]}]}
+    *rest, result = (item for item in items if item["type"] != "segments")
+    yield {"output": [*rest, {**result, "warnings": [*result["warnings"], note]}]}
     yield ResultTooLarge("RunPod didn't take the result: send the audio in parts").reply
 
 

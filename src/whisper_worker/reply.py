@@ -1,7 +1,7 @@
 """Transcript → the job's output: the official worker's fields and ours, as strictly valid JSON of a size that arrives.
 
 RunPod drops a reply that can't be encoded or has too many bytes, and the caller waits for it until the job times out:
-`checked` makes an error of those.
+`fitting` makes an error of those.
 """
 
 import json
@@ -91,12 +91,14 @@ def size(output: Any) -> int:
     return len(json.dumps(output, ensure_ascii=False, allow_nan=False).encode())
 
 
-def checked(output: Json, max_bytes: int) -> Json:
-    """The output as it is. Raises ResultTooLarge, and what `size` raises."""
-    bytes_ = size({"output": output})
-    if bytes_ > max_bytes:
-        raise ResultTooLarge(f"the result has {bytes_} bytes, {max_bytes} fit into a reply: send the audio in parts")
-    return output
+def fitting(output: Json, max_bytes: int) -> Json:
+    """The output, without its details when it is too large. Raises ResultTooLarge, and what `size` raises."""
+    if size({"output": output}) <= max_bytes:
+        return output
+    smaller = without_details(output)
+    if (bytes_ := size({"output": smaller})) <= max_bytes:
+        return smaller
+    raise ResultTooLarge(f"the result has {bytes_} bytes, {max_bytes} fit into a reply: send the audio in parts")
 
 
 def of_error(error: WorkerError, so_far: Json | None, max_bytes: int) -> Json:
@@ -112,9 +114,10 @@ def of_error(error: WorkerError, so_far: Json | None, max_bytes: int) -> Json:
 
 def without_details(output: Json) -> Json:
     """The same text in fewer bytes: what most callers can do without is left out, and `warnings` say so."""
-    segments = [{**segment, "tokens": []} for segment in output.get("segments", ())]
-    rest = {name: value for name, value in output.items() if name != "word_timestamps"}
-    return {**rest, "segments": segments, "warnings": [*output.get("warnings", ()), DETAILS]}
+    smaller = {name: value for name, value in output.items() if name != "word_timestamps"}
+    if "segments" in output:
+        smaller["segments"] = [{**segment, "tokens": []} for segment in output["segments"]]
+    return {**smaller, "warnings": [*output.get("warnings", ()), DETAILS]}
 
 
 def _facts(facts: Facts) -> Json:

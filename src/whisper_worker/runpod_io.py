@@ -22,6 +22,7 @@ from whisper_worker.process import end_process
 from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, on_runpod
 
 if TYPE_CHECKING:
+    from whisper_worker.engine import Engine
     from whisper_worker.errors import Unhealthy
     from whisper_worker.service import Service
 
@@ -71,12 +72,7 @@ def _run(settings: Settings) -> None:
 
     with ThreadPoolExecutor(1, "load") as loader:
         loading = loader.submit(lambda: Engine.load(find(settings.model), device, compute_type, threads, settings))
-        import runpod
-        from runpod.serverless.modules import rp_scale
-
-        from whisper_worker.health import Health
-        from whisper_worker.job_loop import JobLoop
-        from whisper_worker.service import Service
+        import whisper_worker.job_loop  # noqa: F401  (and with it the SDK)
 
         try:
             engine = loading.result()
@@ -85,16 +81,28 @@ def _run(settings: Settings) -> None:
         except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
             sys.exit(f"whisper_worker: the model {settings.model or 'bundled'} can't be loaded: {error}")
 
+    _serve(settings, threads, engine)
+
+
+def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
+    import runpod
+    from runpod.serverless.modules import rp_scale
+
+    from whisper_worker.health import Health
+    from whisper_worker.job_loop import JobLoop
+    from whisper_worker.service import Service
+
     health = Health(engine, settings, on_alarm=_end_soon)
-    service = Service(settings, threads, engine, health)
-    runpod.serverless.register_fitness_check(health.warm_up)
     health.watch()
+    service = Service(settings, threads, engine, health)
+    arguments, _ = runpod.serverless.parser.parse_known_args()
+    takes_jobs = _is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
     rp_scale.JobScaler = partial(JobLoop, service=service, health=health, settings=settings)
-    takes_jobs = bool(os.environ.get("RUNPOD_WEBHOOK_GET_JOB"))
+    runpod.serverless.register_fitness_check(health.warm_up)
     try:
         runpod.serverless.start(
             {
-                "handler": _handler(service, settings),
+                "handler": _handler(service, settings, on_this_machine=not (takes_jobs or arguments.rp_serve_api)),
                 "return_aggregate_stream": True,
                 # It must never change: the SDK would wait for all jobs to end before it takes another.
                 "concurrency_modifier": lambda _: threads.jobs,
@@ -110,10 +118,8 @@ def _run(settings: Settings) -> None:
         end_process(0)
 
 
-def _handler(service: "Service", settings: Settings) -> Callable[[Json], Any]:
-    """What the SDK calls for a job, where `job_loop` isn't in its place: on this machine."""
-    from runpod.serverless import parser
-
+def _handler(service: "Service", settings: Settings, *, on_this_machine: bool) -> Callable[[Json], Any]:
+    """What the SDK calls for a job. It can't run a generator on a test input: it prints its address."""
     from whisper_worker import local
 
     async def handle(job: Json) -> Json:
@@ -124,11 +130,9 @@ def _handler(service: "Service", settings: Settings) -> Callable[[Json], Any]:
             async for item in items:
                 yield item
 
-    arguments, _ = parser.parse_known_args()
-    if arguments.rp_serve_api or os.environ.get("RUNPOD_WEBHOOK_GET_JOB"):
-        return stream if settings.streaming else handle
-    # The SDK doesn't run a generator on a test input: it prints its address.
-    return partial(local.printed if settings.streaming else local.with_bar, service)
+    if on_this_machine:
+        return partial(local.printed if settings.streaming else local.with_bar, service)
+    return stream if settings.streaming else handle
 
 
 def _end_soon(error: "Unhealthy") -> None:
@@ -141,8 +145,13 @@ def _end_soon(error: "Unhealthy") -> None:
 def _end_when_told() -> None:
     """Until the SDK's loop has its own handler there is no job to lose. In a container this process has the number 1,
     and the kernel keeps signals from that one for which it has no handler."""
-    if os.environ.get("RUNPOD_WEBHOOK_GET_JOB"):
+    if _is_given_jobs():
         signal.signal(signal.SIGTERM, lambda *_: end_process(0))
+        signal.signal(signal.SIGINT, lambda *_: end_process(0))
+
+
+def _is_given_jobs() -> bool:
+    return bool(os.environ.get("RUNPOD_WEBHOOK_GET_JOB"))
 
 
 def _one_thread_a_product() -> None:

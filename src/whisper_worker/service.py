@@ -42,6 +42,7 @@ class Job:
 
     id: str
     watcher: Watcher
+    is_streamed: bool = False
     stop: Stop = field(default_factory=Stop)
     watch: "Stopwatch" = field(default_factory=lambda: Stopwatch())
     request: Request = field(init=False)
@@ -101,7 +102,7 @@ class Service:
         A failure's last items are `error`, and then `{"error": "CODE: sentence"}`, which is RunPod's sign for it.
         Left early, or cancelled, it ends the job, and then itself: iterate inside `contextlib.aclosing`.
         """
-        running = Job(str(job.get("id", "unknown")), Watcher())
+        running = Job(str(job.get("id", "unknown")), Watcher(), is_streamed=True)
 
         def packed(segments: Sequence[Segment]) -> dict[str, Any]:
             return reply.segments_item(running.request, segments)
@@ -121,7 +122,7 @@ class Service:
             yield reply.error_item(error)
             yield output
         else:
-            yield reply.result_item(output)
+            yield output
 
     def end_jobs(self, error: WorkerError) -> None:
         """Break off all jobs, and those to come, with `error` as their answer. From any thread."""
@@ -311,7 +312,9 @@ class Service:
                 translation = transcript if self._engine.speaks_english_only else so_far.translation
             output = reply.build(job.request, transcript, translation, facts)
             output["timings"] = job.watch.timings()
-            return reply.checked(output, self._settings.max_inline_bytes)
+            if job.is_streamed:
+                output = reply.result_item(output)
+            return reply.fitting(output, self._settings.max_inline_bytes)
 
         return await in_thread(self._media, job.stop, act)
 
