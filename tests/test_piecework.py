@@ -175,3 +175,18 @@ def test_when_the_caller_goes_no_thread_works_on(way: Callable[["asyncio.Task[An
 def test_no_pieces_give_no_results() -> None:
     with piecework() as work:
         assert asyncio.run(results(work, lambda piece: piece, 0)) == []
+
+
+def test_who_takes_results_slowly_slows_the_work_down() -> None:
+    begun: list[int] = []
+
+    async def run(work: Piecework) -> None:
+        async with aclosing(work.in_order(Stop(), lambda piece: begun.append(piece), range(1000))) as given:
+            await anext(given)
+            await asyncio.sleep(0.1)  # enough for all thousand
+            assert len(begun) <= 1 + 2 * 3
+            assert len([result async for result in given]) == 999
+
+    with piecework(jobs=1, extra=2) as work:
+        asyncio.run(run(work))
+    assert sorted(begun) == list(range(1000))

@@ -1,59 +1,21 @@
 """The story of one job, told with a fake engine and real everything else."""
 
 import asyncio
-import base64
-import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fakes import FakeEngine, segment
-from media import RATE, encode, noise, pcm, silence, speech, video_without_sound, wav
+from media import noise, pcm, silence, speech, video_without_sound, wav
+from served import SPEECH, answer, error, job, raising, service, speech_for, together
 
-from whisper_worker.health import Health
 from whisper_worker.service import Service
-from whisper_worker.settings import Settings, Threads
+from whisper_worker.settings import Threads
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Said
-
-THREADS = Threads(inter=2, intra=1, batch=1, jobs=6, media=2)
-SPEECH = encode("ogg", "libopus", [speech()])
-
-
-@contextmanager
-def service(engine: FakeEngine | None = None, threads: Threads = THREADS, **env: Any) -> Iterator[Service]:
-    settings, engine = Settings.from_env(env), engine or FakeEngine()
-    health = Health(engine, settings)
-    served = Service(settings, threads, engine, health)
-    try:
-        yield served
-    finally:
-        health.close()
-        served.close()
-
-
-def job(file: bytes = SPEECH, id: str = "job", **options: Any) -> dict[str, Any]:
-    return {"id": id, "input": {"audio_base64": base64.b64encode(file).decode(), **options}}
-
-
-def answer(job: dict[str, Any], engine: FakeEngine | None = None, **env: Any) -> dict[str, Any]:
-    with service(engine, **env) as served:
-        output = asyncio.run(served.run(job))
-    json.dumps(output, allow_nan=False)
-    return output
-
-
-def error(job: dict[str, Any], engine: FakeEngine | None = None, **env: Any) -> str:
-    output = answer(job, engine, **env)
-    assert set(output) <= {"error", "partial"}
-    assert isinstance(output["error"], str)
-    return output["error"]
-
 
 # --- the reply
 
@@ -173,13 +135,6 @@ def test_a_reply_over_the_limit_is_an_error_not_a_loss() -> None:
     assert error(job(), MAX_INLINE_BYTES="300").startswith("RESULT_TOO_LARGE: ")
 
 
-def raising(problem: BaseException) -> FakeEngine:
-    def act(speech: Speech, stop: Stop) -> Said:
-        raise problem
-
-    return FakeEngine(act)
-
-
 def test_what_was_not_foreseen_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     text = error(job(id="job-7"), raising(ZeroDivisionError("at /secret/path?token=1")))
     assert text == "INTERNAL: something went wrong; the worker's log has the details of job job-7"
@@ -210,17 +165,6 @@ def test_a_job_over_its_time_is_stopped() -> None:
 
 
 # --- many at once
-
-
-def speech_for(seconds: int) -> Any:
-    return np.tile(speech(), 1 + seconds // 4)[: seconds * RATE]
-
-
-def together(*jobs: dict[str, Any], served: Service) -> list[dict[str, Any]]:
-    async def run() -> list[dict[str, Any]]:
-        return await asyncio.gather(*(served.run(job) for job in jobs))
-
-    return asyncio.run(run())
 
 
 def test_two_jobs_are_transcribed_at_the_same_moment() -> None:

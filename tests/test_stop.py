@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from whisper_worker.errors import NotAudio
-from whisper_worker.stop import Stop, Stopped, in_loose_thread, in_thread
+from whisper_worker.stop import Alarm, Stop, Stopped, in_loose_thread, in_thread
 
 InThread = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -209,3 +209,56 @@ def test_a_stop_ends_a_wait_at_once() -> None:
         stop.set()
         with pytest.raises(Stopped):
             waiting.result(10)
+
+
+# --- an alarm
+
+
+def test_an_alarm_is_heard_by_all_who_wait_from_any_thread() -> None:
+    alarm: Alarm[str] = Alarm()
+
+    async def hear() -> str:
+        with alarm.heard() as message:
+            return await message
+
+    async def run() -> list[str]:
+        hearers = [asyncio.create_task(hear()) for _ in range(3)]
+        await turns_of_the_loop()
+        threading.Thread(target=alarm.ring, args=["fire"]).start()
+        return await asyncio.gather(*hearers)
+
+    assert asyncio.run(run()) == ["fire"] * 3
+
+
+def test_who_comes_later_hears_the_first_message_at_once_and_later_ones_do_not_count() -> None:
+    alarm: Alarm[str] = Alarm()
+    assert [alarm.ring("fire"), alarm.ring("flood"), alarm.has_rung] == [True, False, True]
+
+    async def run() -> str:
+        with alarm.heard() as message:
+            return message.result()
+
+    assert asyncio.run(run()) == "fire"
+
+
+def test_an_alarm_rings_even_when_a_loop_of_those_who_waited_is_over() -> None:
+    alarm: Alarm[str] = Alarm()
+    waiting = alarm.heard()
+
+    async def run() -> None:
+        waiting.__enter__()
+
+    asyncio.run(run())
+    assert alarm.ring("fire")
+
+
+def test_who_no_longer_waits_is_forgotten() -> None:
+    alarm: Alarm[str] = Alarm()
+
+    async def run() -> None:
+        for _ in range(10):
+            with alarm.heard():
+                pass
+
+    asyncio.run(run())
+    assert not alarm._hearers
