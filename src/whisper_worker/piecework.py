@@ -55,6 +55,7 @@ class Piecework:
                         result.set_exception(error)
                     except asyncio.CancelledError:  # this walk, or what it waits for, by `close`
                         result.set_exception(Stopped())
+                        result.exception()  # seen, even if nobody is left to ask for it
                         raise
 
         helpers = min(self._extra_threads, len(pieces) - 1) if side_by_side else 0
