@@ -264,6 +264,17 @@ def test_jobs_that_a_deaf_model_heard_nothing_in_are_transcribed_again_by_a_new_
     assert deaf.engine.reloads == 1
 
 
+def test_progress_does_not_go_back_when_a_job_is_transcribed_again() -> None:
+    deaf, notes = Deaf(cured_by=1), Notes()
+    with service_and_health(deaf.engine, **PIECES) as (served, health):
+        health.warm_up()
+        deaf.is_deaf = True
+        asyncio.run(served.run(long_job(), notes))
+    done = [note.seconds_done for note in notes.all]
+    assert done == sorted(done)
+    assert deaf.engine.reloads == 1
+
+
 def test_a_model_that_stays_deaf_is_given_up() -> None:
     deaf = Deaf(cured_by=2)
     assert [output["error"][:16] for output in heard_by(deaf, job(), job())] == ["WORKER_UNHEALTHY"] * 2

@@ -42,7 +42,10 @@ class JobLoop(JobScaler):  # type: ignore[misc]
     the endpoint needn't notice that nobody is there any more.
     """
 
-    def __init__(self, config: Json, *, service: Service, health: Health, settings: Settings) -> None:
+    def __init__(
+        self, config: Json, *, service: Service, health: Health, settings: Settings, signals: list[int]
+    ) -> None:
+        """`signals`: those to end that came before there was a loop; its own are added."""
         super().__init__(config)
         self.jobs_fetcher = self._ask  # the SDK lets itself be given these two, but only for local tests
         self.jobs_handler = self._answer
@@ -51,7 +54,7 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()  # something below, or the number of jobs, has changed
-        self._signals = 0
+        self._signals = signals
         self._asks_no_more = False
         self._has_asked_last = False
         self._stopped_early: set[str] = set()  # jobs that were cancelled before they had begun
@@ -59,7 +62,7 @@ class JobLoop(JobScaler):  # type: ignore[misc]
     # The SDK's own methods, which it calls.
 
     def handle_shutdown(self, signum: int, frame: object) -> None:  # noqa: ARG002
-        self._signals += 1
+        self._signals.append(signum)
         if self._loop:
             self._loop.call_soon_threadsafe(self._news.set)
 
@@ -103,7 +106,7 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         if not sick.done():
             grace_s = self._settings.shutdown_grace_s
             log.event("shutdown", jobs=self.job_progress.get_job_count(), grace_s=grace_s)
-            await self._until(lambda: self._has_ended_all() or self._signals > 1 or sick.done(), grace_s)
+            await self._until(lambda: self._has_ended_all() or len(self._signals) > 1 or sick.done(), grace_s)
         self._service.end_jobs(ShuttingDown("the worker ended before the job was done: send it again"))
         await self._until(lambda: not self.current_occupancy(), LAST_WORDS_S)
         log.event("shutdown_done", unanswered=self.job_progress.get_job_count())

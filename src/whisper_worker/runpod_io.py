@@ -97,8 +97,14 @@ def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
     service = Service(settings, threads, engine, health)
     arguments, _ = runpod.serverless.parser.parse_known_args()
     takes_jobs = _is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
-    rp_scale.JobScaler = partial(JobLoop, service=service, health=health, settings=settings)
-    runpod.serverless.register_fitness_check(health.warm_up)
+    signals: list[int] = []
+    rp_scale.JobScaler = partial(JobLoop, service=service, health=health, settings=settings, signals=signals)
+
+    def warm_up() -> None:
+        health.warm_up()
+        _leave_to_the_loop(signals)
+
+    runpod.serverless.register_fitness_check(warm_up)
     try:
         runpod.serverless.start(
             {
@@ -148,6 +154,12 @@ def _end_when_told() -> None:
     if _is_given_jobs():
         signal.signal(signal.SIGTERM, lambda *_: end_process(0))
         signal.signal(signal.SIGINT, lambda *_: end_process(0))
+
+
+def _leave_to_the_loop(signals: list[int]) -> None:
+    """The SDK is about to fork its heartbeat: one that is just being made can't be ended, and would outlive us."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: signals.append(number))
 
 
 def _is_given_jobs() -> bool:

@@ -8,10 +8,9 @@ I/O of many jobs overlaps, the next jobs' audio is ready when the model is free,
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager
 from tempfile import TemporaryFile
 from typing import IO, Any, TypeVar
 
@@ -19,12 +18,13 @@ from whisper_worker import fetch, log, pieces, reply, sources, speech
 from whisper_worker.audio import SAMPLE_RATE, Audio, decode
 from whisper_worker.errors import InternalError, OutOfMemory, TimedOut, Unhealthy, WorkerError
 from whisper_worker.health import Health
-from whisper_worker.live import TAIL, Outbox, Progress, Stage, Watcher
+from whisper_worker.job import Job
+from whisper_worker.live import Outbox, Watcher
 from whisper_worker.pieces import Piece
 from whisper_worker.piecework import Piecework
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.stop import Alarm, Stop, in_loose_thread, in_thread
+from whisper_worker.stop import Alarm, in_loose_thread, in_thread
 from whisper_worker.transcriber import Transcriber
 from whisper_worker.transcript import Growing, Language, Segment
 
@@ -34,36 +34,6 @@ SPARE_DOWNLOADERS = 64
 DEAF_S = 1.0  # so much speech without a word makes one look whether the model is well
 
 T = TypeVar("T")
-
-
-@dataclass
-class Job:
-    """One job on its way: what was asked, the signal that ends its threads, where its seconds go, and who looks on."""
-
-    id: str
-    watcher: Watcher
-    is_streamed: bool = False
-    stop: Stop = field(default_factory=Stop)
-    watch: "Stopwatch" = field(default_factory=lambda: Stopwatch())
-    request: Request = field(init=False)
-    transcript: Growing | None = None
-    """From the first piece on."""
-    reached_s: float = 0.0
-    """Up to this second of its audio, `transcript` is complete."""
-    _informed: bool = False
-
-    def tell(self, stage: Stage) -> None:
-        total_s, tail = (self.transcript.duration, self.transcript.tail(TAIL)) if self.transcript else (None, "")
-        self.watcher.progress(Progress(stage, self.reached_s, total_s, tail))
-
-    def inform(self, facts: reply.Facts, language: Language | tuple[None, None]) -> None:
-        """Of the audio; only the first time counts."""
-        if not self._informed:
-            self._informed = True
-            self.watcher.info(reply.info_item(facts, language))
-
-    def done_so_far(self) -> dict[str, Any] | None:
-        return reply.partial(self.request, self.transcript, self.reached_s) if self.transcript else None
 
 
 class Service:
@@ -120,9 +90,7 @@ class Service:
             await asyncio.wait([work])
         if error := output.get("error"):
             yield reply.error_item(error)
-            yield output
-        else:
-            yield output
+        yield output
 
     def end_jobs(self, error: WorkerError) -> None:
         """Break off all jobs, and those to come, with `error` as their answer. From any thread."""
@@ -277,12 +245,13 @@ class Service:
         return so_far if self._health.reloads == reloads else await self._transcribe(job, cut, audio, facts)
 
     async def _transcribe(self, job: Job, cut: list[Piece], audio: Audio, facts: reply.Facts) -> Growing:
-        request, began = job.request, time.monotonic()
-        job.transcript = so_far = Growing(audio.duration)
+        request, began, so_far = job.request, time.monotonic(), Growing(audio.duration)
+        job.transcript, job.reached_s = so_far, 0.0
         job.tell("transcribe")
         walk = self._engine.walk(cut, audio.samples, request, job.stop)
         log.event("transcribe", job=job.id, level=log.DEBUG, pieces=len(cut))
-        asyncio.wrap_future(walk.language).add_done_callback(lambda language: _inform(job, facts, language))
+        if facts.duration_after_vad:  # else nobody speaks, in a language that the walk may know nevertheless
+            asyncio.wrap_future(walk.language).add_done_callback(lambda language: _inform(job, facts, language))
         side_by_side = not request.condition_on_previous_text
         work = self._pieces.in_order(job.stop, walk.piece, range(len(cut)), side_by_side=side_by_side)
         async with aclosing(work) as results:
@@ -351,40 +320,3 @@ def _source_kind(request: Request) -> str:
     if request.audio is None:
         return "base64"
     return fetch.without_secrets(request.audio) if sources.is_url(request.audio) else "local"
-
-
-class Stopwatch:
-    """Where a job's seconds go. Time between a step's request and its start on a thread counts as `queue`."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._seconds = {"download": 0.0, "decode": 0.0, "queue": 0.0, "inference": 0.0}
-
-    @property
-    def total_s(self) -> float:
-        return time.monotonic() - self._started
-
-    @contextmanager
-    def timing(self, step: str) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self.add(step, time.monotonic() - started)
-
-    def add(self, step: str, seconds: float) -> None:
-        self._seconds[step] += seconds
-
-    def timed(self, step: str, act: Callable[..., T]) -> Callable[..., T]:
-        """`act`, with its time as `step`, and the time from now to its start as `queue`."""
-        asked = time.monotonic()
-
-        def run(*args: Any, **kwargs: Any) -> T:
-            self.add("queue", time.monotonic() - asked)
-            with self.timing(step):
-                return act(*args, **kwargs)
-
-        return run
-
-    def timings(self) -> dict[str, float]:
-        return {step: round(seconds, 3) for step, seconds in {**self._seconds, "total": self.total_s}.items()}
