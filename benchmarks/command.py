@@ -80,7 +80,7 @@ def main() -> None:
     if command.name == ALL:
         sys.exit(_run_all(command.options))
     benchmark = benchmarks_by_name[command.name]
-    _run_and_save(benchmark, parsed(benchmark, command.options))
+    sys.exit(_run_and_save(benchmark, parsed(benchmark, command.options)))
 
 
 def _run_all(arguments: Sequence[str]) -> int:
@@ -94,20 +94,24 @@ def _run_all(arguments: Sequence[str]) -> int:
             continue
         print(f"\n{name}: {benchmark.HELP}", file=sys.stderr)
         try:
-            _run_and_save(benchmark, parsed(benchmark, arguments))
+            has_failed = _run_and_save(benchmark, parsed(benchmark, arguments))
         except Exception:
             traceback.print_exc()
+            has_failed = True
+        if has_failed:
             failed.append(name)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)
 
 
-def _run_and_save(benchmark: Benchmark, options: Namespace) -> None:
+def _run_and_save(benchmark: Benchmark, options: Namespace) -> bool:
+    """True when something was found that must not be."""
     report = measured(benchmark, options)
     print(report.markdown())
     for path in report.save(options.out):
         print(path, file=sys.stderr)
+    return bool(report.failures)
 
 
 def _add_common_arguments(parser: ArgumentParser) -> None:

@@ -139,7 +139,7 @@ def _tokenizer(vocabulary: Sequence[str]) -> dict[str, Any]:
 def _script(vocabulary: Sequence[str]) -> list[int]:
     """For each of the decoder's positions the token that follows. Words that don't repeat pass as a good transcript."""
     words = [number for number, token in enumerate(vocabulary[:TEXT_TOKENS]) if token[1:].isalpha() and token[0] == "Ġ"]
-    spoken = random.Random(1).sample(words, SPOKEN_WORDS)  # noqa: S311
+    spoken = random.Random(1).sample(words, SPOKEN_WORDS)
     prompt = [vocabulary.index("<|en|>"), vocabulary.index("<|transcribe|>")]
     times = [vocabulary.index("<|0.00|>"), vocabulary.index(f"<|{SPOKEN_S:.2f}|>")]
     said = [*prompt, times[0], *spoken, times[1]]

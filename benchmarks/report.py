@@ -85,13 +85,17 @@ class Chart:
 
 @dataclass(frozen=True)
 class Report:
-    """`data`: what other programs read, such as the figures of each repeat; a benchmark documents its keys."""
+    """`data`: what other programs read, such as the figures of each repeat; a benchmark documents its keys.
+
+    `failures`: sentences on what must not be; with any, the command ends with code 1, once all is written.
+    """
 
     name: str
     title: str
     tables: Sequence[Table]
     charts: Sequence[Chart] = ()
     notes: Sequence[str] = ()
+    failures: Sequence[str] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -100,6 +104,8 @@ class Report:
         parts = [f"# {self.title}", *(table.markdown() for table in self.tables)]
         if self.notes:
             parts.append("\n".join(f"- {note}" for note in self.notes))
+        if self.failures:
+            parts.append("\n".join(f"- FAILED: {failure}" for failure in self.failures))
         facts = [f"{key} {value}" for key, value in self.machine.items()]
         chosen = [f"{key}={value}" for key, value in self.options.items()]
         parts += [f"{head}: {', '.join(items)}" for head, items in (("Machine", facts), ("Options", chosen)) if items]

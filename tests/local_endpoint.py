@@ -50,6 +50,16 @@ class Job:
     def is_final(self) -> bool:
         return self.status in FINAL
 
+    @property
+    def reports(self) -> list[dict[str, Any]]:
+        """What was posted of its progress."""
+        return [post["output"] for post in self.posts if post.get("status") == "IN_PROGRESS"]
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What was posted as its result: one, unless the worker errs."""
+        return [post for post in self.posts if post.get("status") != "IN_PROGRESS"]
+
     def end(self, status: str) -> None:
         self.status, self.ended = status, time.monotonic()
 
@@ -138,6 +148,10 @@ class LocalEndpoint:
         """Answer the next requests of a kind (`job-take`, single or batch; `job-done`, `run` …) with `status` alone, or
         with `HANG_UP` close the connection without an answer."""
         self._faults.setdefault(operation, deque()).extend([status] * times)
+
+    def faults_left(self, operation: str) -> int:
+        """So many of those that were ordered have met no request yet."""
+        return len(self._faults.get(operation, ()))
 
     def release_polls(self) -> None:
         """End the requests for work that are open now, as if their time were over."""

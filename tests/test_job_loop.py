@@ -61,6 +61,22 @@ def test_a_job_that_is_cancelled_before_it_began_never_begins(loop: JobLoop, eng
     assert (len(session.posted), engine.pieces) == (1, 1)
 
 
+def test_a_job_that_is_cancelled_when_its_task_has_not_begun_keeps_no_place(loop: JobLoop, engine: FakeEngine) -> None:
+    session: Any = Session()
+
+    async def run() -> None:
+        loop.job_progress.add({"id": "cancelled", "input": {}})
+        await loop.jobs_queue.put(job(id="cancelled"))
+        task = asyncio.create_task(loop.handle_job(session, await loop.jobs_queue.get()))
+        loop.jobs_tasks["cancelled"] = task
+        await loop.stop_job("cancelled")
+        await asyncio.wait([task])
+
+    asyncio.run(run())
+    assert loop.current_occupancy() == 0
+    assert (session.posted, engine.pieces) == ([], 0)
+
+
 def test_a_stop_for_a_job_of_another_worker_is_forgotten(loop: JobLoop) -> None:
     session: Any = Session()
 

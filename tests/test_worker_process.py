@@ -1,6 +1,5 @@
 """The whole worker as a real process, against a local endpoint and RunPod's own client."""
 
-import base64
 import json
 import re
 import subprocess
@@ -11,29 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import requests
-import runpod
-from file_server import PAGE, FileServer, answer, redirect
-from local_endpoint import API_KEY, ENDPOINT_ID, WORKER_ID, LocalEndpoint
-from media import CLIP, CLIP_WORDS, pcm, silence, speech, wav
+from caller import FILES, HTML, ONE_TRY, ROUTES, SILENCE, STATION, STATION_WORDS, WINDOW, Caller, words
+from file_server import FileServer
+from local_endpoint import WORKER_ID, LocalEndpoint
+from media import CLIP, CLIP_WORDS
 from worker_process import ROOT, WorkerProcess, run_handler, worker_env
 
-STATION = json.loads((ROOT / "test_input.json").read_text())["input"]["audio_base64"]
-STATION_WORDS = "we will meet at the station tomorrow morning and take the first train to london"
-WINDOW = base64.b64encode(CLIP.read_bytes()).decode()
-SILENCE = base64.b64encode(wav(pcm(silence(2)))).decode()
-HTML = base64.b64encode(PAGE).decode()
-LONG_CLIP_REPEATS = 40
-
-FILES = "{files}"  # in an input: the file server's address
-ROUTES = {
-    "/window.ogg": answer(200, CLIP.read_bytes()),
-    "/station.ogg": answer(200, base64.b64decode(STATION)),
-    "/moved": redirect("/station.ogg?signature=SECRET"),
-    "/long.wav": answer(200, wav(pcm(np.tile(speech(), LONG_CLIP_REPEATS)))),
-}
 SRT = r"1\n00:00:0\d,\d{3} --> 00:00:0\d,\d{3}\n[A-Za-z].*"
 VTT = r"WEBVTT\n\n00:00:0\d\.\d{3} --> 00:00:0\d\.\d{3}\n[A-Za-z].*"
 
@@ -77,41 +61,6 @@ BAD = [
     Bad("url of a web page", {"audio": f"{FILES}/page?signature=SECRET"}, "NOT_AUDIO: "),
     Bad("base64 of a web page", {"audio_base64": HTML}, "NOT_AUDIO: "),
 ]
-
-
-def words(text: str) -> str:
-    """The spoken words alone: lower case, no punctuation, no times."""
-    return " ".join(re.findall(r"[a-z']+", text.removeprefix("WEBVTT").lower()))
-
-
-class Caller:
-    """RunPod's own client, set to the local endpoint and, in inputs, to the file server."""
-
-    def __init__(self, endpoint: LocalEndpoint, files: FileServer) -> None:
-        runpod.endpoint_url_base = endpoint.url
-        self._endpoint = endpoint
-        self._files = files
-        self.client = runpod.Endpoint(ENDPOINT_ID, api_key=API_KEY)
-
-    def close(self) -> None:
-        self.client.rp_client.rp_session.close()
-
-    def run(self, job_input: Any) -> str:
-        """The new job's id."""
-        if isinstance(job_input, dict) and "audio" in job_input:
-            job_input = {**job_input, "audio": job_input["audio"].replace(FILES, self._files.url(""))}
-        if not job_input:  # the client would wrap it into another input
-            return str(self.client.rp_client.post(f"{ENDPOINT_ID}/run", {"input": job_input})["id"])
-        return str(self.client.run({"input": job_input}).job_id)
-
-    def status(self, job_id: str) -> dict[str, Any]:
-        status: dict[str, Any] = self.client.rp_client.get(f"{ENDPOINT_ID}/status/{job_id}")
-        return status
-
-    def result(self, job_id: str) -> dict[str, Any]:
-        """The final status, waited for."""
-        self._endpoint.wait_until_ended(job_id)
-        return self.status(job_id)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +152,7 @@ def test_the_warm_up_comes_before_the_first_job_even_when_jobs_wait_already(even
 
 
 def test_each_result_is_sent_once(evening: Evening) -> None:
-    assert [len(job.posts) for job in evening.endpoint.jobs.values()] == [1] * 20
+    assert [len(job.results) for job in evening.endpoint.jobs.values()] == [1] * 20
 
 
 def test_heartbeats_name_the_jobs_in_progress(evening: Evening) -> None:
@@ -263,20 +212,19 @@ def test_a_caller_can_wait_for_the_result_in_one_request(caller: Caller) -> None
 def test_a_bad_job_is_answered_while_a_long_one_is_transcribed_and_a_cancelled_one_leaves_the_others_right(
     caller: Caller, endpoint: LocalEndpoint, worker: WorkerProcess
 ) -> None:
-    # The clip over and over compresses so well that each window would be tried at six temperatures.
-    long = caller.run({"audio": f"{FILES}/long.wav", "temperature_increment_on_fallback": 0})
+    long = caller.run({"audio": f"{FILES}/long.wav", **ONE_TRY})
     worker.wait_for_message("event=transcribe", f"job={long} ")
 
     assert caller.result(caller.run("please transcribe"))["status"] == "FAILED"
     assert caller.status(long)["status"] == "IN_PROGRESS"
 
     others = {name: caller.run({"audio_base64": name}) for name in (WINDOW, STATION)}
-    caller.client.rp_client.post(f"{ENDPOINT_ID}/cancel/{long}", None)
+    caller.cancel(long)
     worker.wait_for_message("event=job_cancelled", f"job={long} ")
     said = {name: words(caller.result(job_id)["output"]["transcription"]) for name, job_id in others.items()}
     assert said == {WINDOW: CLIP_WORDS, STATION: STATION_WORDS}
     assert caller.status(long)["status"] == "CANCELLED"
-    assert endpoint.jobs[long].posts == []
+    assert endpoint.jobs[long].results == []
 
 
 def test_settings_that_cannot_be_used_end_the_process_with_one_line_before_anything_slow() -> None:

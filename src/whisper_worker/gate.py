@@ -46,7 +46,8 @@ class Gate:
     def longest_s(self) -> float:
         """Seconds that the one has been inside who went in first; 0 when nobody is."""
         with self._changed:
-            return time.monotonic() - min(self._inside.values(), default=time.monotonic())
+            now = time.monotonic()
+            return now - min(self._inside.values(), default=now)
 
     def _leave(self, call: object) -> None:
         with self._changed:

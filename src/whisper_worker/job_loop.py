@@ -43,7 +43,13 @@ class JobLoop(JobScaler):  # type: ignore[misc]
     """
 
     def __init__(
-        self, config: Json, *, service: Service, health: Health, settings: Settings, signals: list[int]
+        self,
+        config: Json,
+        *,
+        service: Service,
+        health: Health,
+        settings: Settings,
+        signals: list[int] | None = None,
     ) -> None:
         """`signals`: those to end that came before there was a loop; its own are added."""
         super().__init__(config)
@@ -54,9 +60,10 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         self._settings = settings
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()  # something below, or the number of jobs, has changed
-        self._signals = signals
+        self._signals = [] if signals is None else signals
         self._asks_no_more = False
         self._has_asked_last = False
+        self._begun: set[str] = set()  # jobs whose task runs
         self._stopped_early: set[str] = set()  # jobs that were cancelled before they had begun
 
     # The SDK's own methods, which it calls.
@@ -87,16 +94,19 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         await super().set_scale()
 
     async def handle_job(self, session: ClientSession, job: Json) -> None:
+        self._begun.add(job["id"])
         try:
             await super().handle_job(session, job)
         finally:
+            self._begun.discard(job["id"])
             self._news.set()
 
     async def stop_job(self, job_id: str) -> bool:
-        found: bool = await super().stop_job(job_id)
-        if not found and self.job_progress.get(job_id):
+        if job_id in self._begun:
+            return bool(await super().stop_job(job_id))
+        if self.job_progress.get(job_id):  # with a task perhaps, but one that never began wouldn't tidy up
             self._stopped_early.add(job_id)
-        return found
+        return False
 
     # The end.
 

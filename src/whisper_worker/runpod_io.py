@@ -157,9 +157,11 @@ def _end_when_told() -> None:
 
 
 def _leave_to_the_loop(signals: list[int]) -> None:
-    """The SDK is about to fork its heartbeat: one that is just being made can't be ended, and would outlive us."""
+    """From now on signals to end are only noted. The SDK is about to fork its heartbeat: while that is being made it
+    can't be ended, and would outlive us."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _is_given_jobs() -> bool:

@@ -250,7 +250,7 @@ class Service:
         job.tell("transcribe")
         walk = self._engine.walk(cut, audio.samples, request, job.stop)
         log.event("transcribe", job=job.id, level=log.DEBUG, pieces=len(cut))
-        if facts.duration_after_vad:  # else nobody speaks, in a language that the walk may know nevertheless
+        if facts.duration_after_vad >= speech.MIN_S:  # else nobody speaks, in whatever language the job asks for
             asyncio.wrap_future(walk.language).add_done_callback(lambda language: _inform(job, facts, language))
         side_by_side = not request.condition_on_previous_text
         work = self._pieces.in_order(job.stop, walk.piece, range(len(cut)), side_by_side=side_by_side)
