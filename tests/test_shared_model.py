@@ -21,7 +21,17 @@ from media import RATE, noise, silence, speech
 from whisper_worker.audio import decode
 from whisper_worker.batching import BatcherClosed
 from whisper_worker.models import find
-from whisper_worker.shared_model import FULL, Caller, Fit, SharedModel, Window, _joined, _split
+from whisper_worker.shared_model import (
+    FULL,
+    Caller,
+    Fit,
+    SharedModel,
+    Window,
+    _joined,
+    _split,
+    is_device_lost,
+    is_memory_error,
+)
 from whisper_worker.stop import Stop, Stopped
 
 CLOSE = 2e-3
@@ -35,6 +45,7 @@ class Calls:
         self._model = model
         self.made: list[tuple[str, int, int]] = []
         self.threads: set[str] = set()
+        self.before: Callable[[int], None] = lambda _: None  # called before each call, with its number
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._model, name)
@@ -45,6 +56,7 @@ class Calls:
             frames = features.shape[2] if name == "encode" else 2 * features.shape[1]
             self.made.append((name, features.shape[0], frames))
             self.threads.add(threading.current_thread().name)
+            self.before(len(self.made))
             return real(features, *args, **options)
 
         return call
@@ -67,6 +79,7 @@ class Shared:
 
     def share(self, batch_size: int = 1, fit: Fit | None = None, max_wait_s: float = 0, threads: int = 2) -> "Shared":
         self.calls.made.clear()
+        self.calls.before = lambda _: None
         self.model = self.whisper.model = SharedModel(
             self.calls, self.start, threads=threads, batch_size=batch_size, max_wait_s=max_wait_s, fit=fit
         )
@@ -355,6 +368,115 @@ def test_an_error_of_a_batch_is_logged(english: Shared, caplog: pytest.LogCaptur
     with pytest.raises(ValueError, match="beam"):
         shared.model.generate(window, [[shared.start]], beam_size=0)
     assert "event=model_call_failed windows=1" in caplog.text
+
+
+# --- too little memory, and worse
+
+
+def failing(*numbers: int, error: str = "CUDA failed with error out of memory") -> Callable[[int], None]:
+    """The calls of these numbers fail."""
+
+    def before(number: int) -> None:
+        if number in numbers:
+            raise RuntimeError(error)
+
+    return before
+
+
+def test_a_window_without_enough_memory_is_tried_once_more(english: Shared, caplog: pytest.LogCaptureFixture) -> None:
+    shared = english.share()
+    shared.calls.before = failing(1)
+    assert said(shared.whisper, speech()) == said(english.plain, speech())
+    assert [kind for kind, _, _ in shared.calls.made] == ["encode", "encode", "generate", "align"]
+    assert 'event=model_call_failed windows=1 error="CUDA failed with error out of memory"' in caplog.text
+
+
+@pytest.mark.parametrize(("fails", "error"), [((1, 2), "CUDA failed with error out of memory"), ((1,), "bad weather")])
+def test_a_second_failure_counts_and_so_does_the_first_for_other_reasons(
+    fails: tuple[int, ...], error: str, english: Shared
+) -> None:
+    shared = english.share()
+    shared.calls.before = failing(*fails, error=error)
+    with pytest.raises(RuntimeError, match=error):
+        said(shared.whisper, speech())
+    assert len(shared.calls.made) == len(fails)
+    assert said(shared.whisper, speech())[0]
+
+
+def test_a_window_without_enough_memory_waits_until_it_is_alone(english: Shared) -> None:
+    shared, release = english.share(threads=2), threading.Event()
+
+    def before(number: int) -> None:
+        if number == 1:
+            assert release.wait(30)
+        failing(2)(number)
+
+    shared.calls.before = before
+    with ThreadPoolExecutor(2) as pool:
+        work = [pool.submit(said, shared.whisper, speech()) for _ in range(2)]
+        while not shared.model._gate._loners:
+            threading.Event().wait(0.01)
+        assert len(shared.calls.made) == 2
+        release.set()
+        assert [done.result(60) for done in work] == [said(english.plain, speech())] * 2
+
+
+def test_a_model_that_is_loaded_again_says_the_same_and_what_ran_ends_first(english: Shared) -> None:
+    shared, running, release = english.share(), threading.Event(), threading.Event()
+
+    def before(number: int) -> None:
+        if number == 1:
+            running.set()
+            assert release.wait(30)
+
+    shared.calls.before = before
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(said, shared.whisper, speech())
+        assert running.wait(30)
+        assert shared.model.longest_call_s > 0
+        reloaded = pool.submit(shared.model.reload)
+        while not shared.model._gate._loners:
+            threading.Event().wait(0.01)
+        assert shared.calls.model_is_loaded
+        release.set()
+        reloaded.result(60)
+        assert first.result(60) == said(shared.whisper, speech()) == said(english.plain, speech())
+    assert shared.model.longest_call_s == 0
+
+
+LOST = [
+    "CUDA failed with error an illegal memory access was encountered",
+    "CUDA failed with error unspecified launch failure",
+    "CUDA failed with error device-side assert triggered",
+    "CUDA failed with error no CUDA-capable device is detected",
+    "CUDA failed with error the launch timed out and was terminated",
+    "CUDA failed with error misaligned address",
+    "CUDA failed with error uncorrectable ECC error encountered",
+    "CUDA failed with error unknown error",
+    "cuBLAS failed with status CUBLAS_STATUS_EXECUTION_FAILED",
+    "cuBLAS failed with status CUBLAS_STATUS_INTERNAL_ERROR",
+]
+SHORT_OF_MEMORY = [
+    "CUDA failed with error out of memory",
+    "cuBLAS failed with status CUBLAS_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+]
+OTHER = ["Library libcublas.so.12 is not found or cannot be loaded", "unknown error", "beam_size must be > 0", ""]
+
+
+@pytest.mark.parametrize(
+    ("error", "memory", "lost"),
+    [
+        *[(RuntimeError(text), False, True) for text in LOST],
+        *[(RuntimeError(text), True, False) for text in SHORT_OF_MEMORY],
+        *[(RuntimeError(text), False, False) for text in OTHER],
+        (MemoryError(), True, False),
+        (ValueError("an illegal memory access was encountered"), False, False),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Exception) else "",
+)
+def test_an_error_tells_what_is_wrong_with_the_device(error: Exception, memory: bool, lost: bool) -> None:
+    assert (is_memory_error(error), is_device_lost(error)) == (memory, lost)
 
 
 # --- fitted windows

@@ -120,6 +120,20 @@ class WorkerProcess:
             assert not self.has_ended, "the worker has ended:\n" + "\n".join(self.messages)
         raise AssertionError(f"not within {timeout_s} s; the worker's log:\n" + "\n".join(self.messages))
 
+    def send(self, signal_number: int) -> None:
+        """To the worker alone, not to its heartbeat."""
+        self._process.send_signal(signal_number)
+
+    def wait_until_ended(self, timeout_s: float = 60) -> int:
+        """By itself, with all its children: they share its output. The exit code."""
+        try:
+            exit_code = self._process.wait(timeout_s)
+            self._reader.join(timeout_s)
+            assert not self._reader.is_alive(), "the worker has left a child behind"
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the worker goes on after {timeout_s} s:\n" + "\n".join(self.messages)) from None
+        return exit_code
+
     def stop(self) -> int:
         """SIGTERM, and SIGKILL to one that doesn't end within `STOP_S`. The exit code; called again, the same."""
         if not self.has_ended:

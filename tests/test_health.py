@@ -1,0 +1,243 @@
+"""The watch over the model, and the clip that it is tried on."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from typing import Any
+
+import pytest
+from fakes import FakeEngine, segment
+from media import CLIP_WORDS
+
+from whisper_worker.engine import Engine
+from whisper_worker.errors import EXIT_HUNG, EXIT_SICK, OutOfMemory, Unhealthy
+from whisper_worker.health import TRUSTED_S, Health
+from whisper_worker.settings import Settings
+from whisper_worker.transcript import Said
+
+SOON_S = 20
+
+
+class Model(FakeEngine):
+    """Hears the clip until it falls ill: then it hears nothing, or fails with an error, until it is loaded again."""
+
+    def __init__(self) -> None:
+        super().__init__(self._hear)
+        self.illness: Exception | str | None = None  # what it fails with, or what it hears instead
+        self.reload_heals = True
+        self.reload_error: Exception | None = None
+
+    def _hear(self, *_: object) -> Said:
+        if isinstance(self.illness, Exception):
+            raise self.illness
+        text = CLIP_WORDS if self.illness is None else self.illness
+        return Said((segment(0, 4, text),) if text else ())
+
+    def reload(self) -> None:
+        super().reload()
+        if self.reload_error:
+            raise self.reload_error
+        if self.reload_heals:
+            self.illness = None
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def alarms() -> list[Unhealthy]:
+    return []
+
+
+@pytest.fixture
+def health(model: Model, clock: Clock, alarms: list[Unhealthy]) -> Iterator[Health]:
+    """Of a model that is warm."""
+    health = Health(model, Settings.from_env({"CANARY_JOBS": "2"}), alarms.append, clock)
+    health.warm_up()
+    model.pieces = 0
+    yield health
+    health.close()
+
+
+def exit_codes(alarms: list[Unhealthy]) -> list[int]:
+    return [alarm.exit_code for alarm in alarms]
+
+
+# --- the warm-up
+
+
+def test_the_real_model_hears_the_clip_and_fails_as_it_fails(english: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    health = Health(english, Settings.from_env({}))
+    health.warm_up()
+    assert " ".join(health._words) == f"{CLIP_WORDS}."
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Library libcublas.so.12 is not found or cannot be loaded")
+
+    monkeypatch.setattr(english._whisper, "transcribe", fail)
+    with pytest.raises(RuntimeError, match="libcublas"):
+        health.warm_up()
+
+
+def test_a_warm_up_that_hears_nothing_fails(model: Model) -> None:
+    model.illness = ""
+    with pytest.raises(RuntimeError, match="hears nothing"):
+        Health(model, Settings.from_env({})).warm_up()
+
+
+# --- the trial
+
+
+def test_a_model_that_is_well_is_left_alone(health: Health, model: Model, alarms: list[Unhealthy]) -> None:
+    asyncio.run(health.try_model())
+    assert (model.pieces, model.reloads, health.reloads, alarms) == (1, 0, 0, [])
+
+
+ILL: dict[str, Exception | str] = {
+    "deaf": "",
+    "hears something else": "thank you for watching",
+    "fails": RuntimeError("x"),
+}
+
+
+@pytest.mark.parametrize("illness", ILL.values(), ids=ILL.keys())
+def test_a_model_that_is_ill_is_loaded_again(
+    illness: Exception | str, health: Health, model: Model, alarms: list[Unhealthy]
+) -> None:
+    model.illness = illness
+    asyncio.run(health.try_model())
+    assert (model.reloads, health.reloads, alarms) == (1, 1, [])
+
+
+@pytest.mark.parametrize("illness", ILL.values(), ids=ILL.keys())
+def test_a_model_that_is_ill_even_then_is_past_help(
+    illness: Exception | str, health: Health, model: Model, alarms: list[Unhealthy]
+) -> None:
+    model.illness, model.reload_heals = illness, False
+    asyncio.run(health.try_model())
+    assert model.reloads == 1
+    assert exit_codes(alarms) == [EXIT_SICK]
+    assert health.unhealthy is alarms[0]
+
+
+def test_a_model_that_cannot_be_loaded_again_is_past_help(
+    health: Health, model: Model, alarms: list[Unhealthy]
+) -> None:
+    model.illness, model.reload_error = "", RuntimeError("no such file")
+    asyncio.run(health.try_model())
+    assert exit_codes(alarms) == [EXIT_SICK]
+    assert health.reloads == 0
+
+
+def test_a_slip_of_the_model_is_no_illness(health: Health, model: Model, alarms: list[Unhealthy]) -> None:
+    model.illness = CLIP_WORDS.replace("window", "windows")
+    asyncio.run(health.try_model())
+    assert (model.reloads, alarms) == (0, [])
+
+
+def test_too_little_memory_for_the_trial_is_no_verdict(health: Health, model: Model, alarms: list[Unhealthy]) -> None:
+    model.illness = OutOfMemory("too little")
+    asyncio.run(health.try_model())
+    assert (model.reloads, alarms) == (0, [])
+    asyncio.run(health.try_model())
+    assert model.pieces == 2  # it isn't trusted for that
+
+
+def test_a_device_that_fails_in_the_trial_is_past_help_and_not_loaded_again(
+    health: Health, model: Model, alarms: list[Unhealthy]
+) -> None:
+    model.illness = Unhealthy("the device has failed", EXIT_SICK)
+    asyncio.run(health.try_model())
+    assert (model.reloads, alarms) == (0, [model.illness])
+
+
+def test_a_model_that_was_right_is_trusted_for_a_minute(health: Health, model: Model, clock: Clock) -> None:
+    asyncio.run(health.try_model())
+    model.illness = ""
+    clock.now += TRUSTED_S - 1
+    asyncio.run(health.try_model())
+    assert model.reloads == 0
+    clock.now += 1
+    asyncio.run(health.try_model())
+    assert model.reloads == 1
+
+
+def test_those_who_ask_at_the_same_time_wait_for_one_trial(health: Health, model: Model) -> None:
+    model.illness = ""
+
+    async def ask() -> int:
+        await health.try_model()
+        return health.reloads
+
+    async def ask_together() -> list[int]:
+        return list(await asyncio.gather(*[ask() for _ in range(5)]))
+
+    assert asyncio.run(ask_together()) == [1] * 5
+    assert model.pieces == 2  # once deaf, once well
+
+
+def test_a_model_past_help_is_tried_no_more(health: Health, model: Model) -> None:
+    health.give_up(Unhealthy("hangs", EXIT_HUNG))
+    asyncio.run(health.try_model())
+    assert model.pieces == 0
+
+
+def test_every_so_many_jobs_the_model_is_tried(health: Health, model: Model, clock: Clock) -> None:
+    async def end_jobs(count: int) -> int:
+        for _ in range(count):
+            health.count_job()
+        await asyncio.gather(*health._trials)
+        clock.now += TRUSTED_S
+        return model.pieces
+
+    assert asyncio.run(end_jobs(1)) == 0
+    assert asyncio.run(end_jobs(1)) == 1
+    assert asyncio.run(end_jobs(1)) == 1
+    assert asyncio.run(end_jobs(1)) == 2
+
+
+# --- the alarm
+
+
+def test_the_first_reason_to_give_up_counts_and_is_told_once(health: Health, alarms: list[Unhealthy]) -> None:
+    first, second = Unhealthy("hangs", EXIT_HUNG), Unhealthy("deaf", EXIT_SICK)
+    health.give_up(first)
+    health.give_up(second)
+    assert alarms == [first]
+    assert health.unhealthy is first
+
+
+def test_a_call_that_takes_too_long_rings_the_alarm(model: Model) -> None:
+    rung: Future[Unhealthy] = Future()
+    health = Health(model, Settings.from_env({"WINDOW_TIMEOUT_S": "0.2"}), rung.set_result)
+    model.longest_call_s = 0.19
+    health.watch()
+    assert not wait([rung], 0.1).done
+    model.longest_call_s = 0.21
+    assert rung.result(SOON_S).exit_code == EXIT_HUNG
+    health.close()
+
+
+def test_closed_it_watches_no_more(health: Health) -> None:
+    before = set(threading.enumerate())
+    health.watch()
+    [watchdog] = set(threading.enumerate()) - before
+    health.close()
+    watchdog.join(SOON_S)
+    assert not watchdog.is_alive()
