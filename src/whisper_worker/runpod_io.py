@@ -93,7 +93,6 @@ def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
     from whisper_worker.service import Service
 
     health = Health(engine, settings, on_alarm=_end_soon)
-    health.watch()
     service = Service(settings, threads, engine, health)
     arguments, _ = runpod.serverless.parser.parse_known_args()
     takes_jobs = _is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
@@ -102,6 +101,7 @@ def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
 
     def warm_up() -> None:
         health.warm_up()
+        health.watch()  # not before: a GPU newer than the kernels may need minutes for the first call
         _leave_to_the_loop(signals)
 
     runpod.serverless.register_fitness_check(warm_up)
