@@ -26,7 +26,7 @@ from benchmarks.report import Report, Table, Value
 NAME = "gpu"
 HELP = "workers, memory, gil and jobs on a GPU, within ten minutes"
 QUICK = {"device": "cpu", "model": "random:tiny"}
-IS_MADE_OF_OTHERS = True
+IS_IN_ALL = False
 
 STOP_S = 20  # for a step that has exceeded its budget to end its processes
 

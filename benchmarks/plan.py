@@ -26,7 +26,7 @@ from whisper_worker.audio import SAMPLE_RATE
 NAME = "plan"
 HELP = "settings, number of workers and cost for a demand, from what growth and memory measured"
 QUICK: dict[str, object] = {}
-IS_MADE_OF_OTHERS = True
+IS_IN_ALL = False
 
 GB = 1e9  # as sellers count
 MAX_UTILISATION = 0.85  # beyond, a busy minute or a lost worker makes the queue grow

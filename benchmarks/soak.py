@@ -35,6 +35,7 @@ from whisper_worker.settings import MiB
 NAME = "soak"
 HELP = "minutes of good, bad and cancelled jobs among faults: what is lost, wrong or left (a check)"
 QUICK = {"minutes": 0.4}
+IS_IN_ALL = False  # a check, and a long one
 
 JOB_S = 240.0  # at most, from a job's sending to its end
 POST_S = 60.0
