@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _run_all(arguments: Sequence[str]) -> int:
-    """Each benchmark, but checks and those made of others. One that fails is told, and doesn't keep the rest from running."""
+    """Each but the checks, and those made of others. One that fails is told, and doesn't keep the rest from running."""
     shared = ArgumentParser(f"python -m benchmarks {ALL}")
     _add_common_arguments(shared)
     shared.parse_args(arguments)
