@@ -86,9 +86,10 @@ class LocalEndpoint:
         self.pings: list[list[str]] = []  # for each heartbeat the jobs it said to be in progress
         self.most_in_progress = 0  # jobs that workers held at the same moment
         self.slow: dict[str, float] = {}  # operation, such as "job-done" → seconds until it is answered
-        self.max_result_bytes = MAX_REQUEST_BYTES  # a larger job-done is answered 400, as RunPod does
+        self.max_result_bytes = MAX_REQUEST_BYTES  # a larger job-done is answered 413
         self._faults: dict[str, deque[int]] = {}
         self._stops: dict[str, list[str]] = {}  # worker → ids of jobs that it should stop
+        self._unfinished: set[asyncio.Future[web.StreamResponse]] = set()
         self._releases = 0
         self._numbers = count(1)
         self._change = asyncio.Event()  # set at the next change of anything above, and then replaced
@@ -104,6 +105,7 @@ class LocalEndpoint:
 
     def __exit__(self, *_: object) -> None:
         self.release_polls()
+        self._loop.call_soon_threadsafe(self._drop_unfinished)
         self._on_loop(self._runner.cleanup())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -167,6 +169,10 @@ class LocalEndpoint:
     def _on_loop(self, act: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(act, self._loop).result()
 
+    def _drop_unfinished(self) -> None:
+        for task in self._unfinished:
+            task.cancel()
+
     async def _start(self) -> None:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -221,6 +227,22 @@ class LocalEndpoint:
         operation = path.partition("/")[0]
         self.requests[path] += 1
         self._changed()
+        serving = self._serve(request, operation, handler)
+        if operation not in ("job-done", "job-stream"):
+            return await serving
+        # What has come in whole is dealt with, however late, even if nobody waits for the answer any more.
+        await request.read()
+        task = asyncio.ensure_future(serving)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        return await asyncio.shield(task)
+
+    async def _serve(
+        self,
+        request: web.Request,
+        operation: str,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
         await asyncio.sleep(self.slow.get(operation, 0))
         if faults := self._faults.get(operation):
             status = faults.popleft()
@@ -330,7 +352,7 @@ class LocalEndpoint:
         """A result, or a progress update: one that comes after the result takes it back, as it does on RunPod."""
         job = self._job(request)
         if len(await request.read()) > self.max_result_bytes:
-            raise web.HTTPBadRequest(text="request body is too large")
+            raise web.HTTPRequestEntityTooLarge(self.max_result_bytes, len(await request.read()))
         result = await _strict_json(request)
         job.posts.append(result)
         if job.status not in ("CANCELLED", "TIMED_OUT"):

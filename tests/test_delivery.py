@@ -16,7 +16,8 @@ from media import CLIP_WORDS
 from worker_process import WorkerProcess
 
 from whisper_worker import delivery
-from whisper_worker.delivery import Courier, Reports
+from whisper_worker.delivery import Courier, Outcome, Reports
+from whisper_worker.delivery import _outcome as outcome_of
 from whisper_worker.live import Progress
 
 SDK_TRIES = 3
@@ -131,7 +132,7 @@ def test_a_result_whose_job_runpod_does_not_know_is_not_sent_again(
 ) -> None:
     endpoint.fail_next("job-done", 404)
     job_id = caller.run({"audio_base64": WINDOW})
-    worker.wait_for_message("event=result_lost", f"job={job_id} ", "status=404")
+    worker.wait_for_message("event=result_lost", f"job={job_id} ", "HTTP 404")
     assert caller.result(caller.run({"audio_base64": STATION}))["status"] == "COMPLETED"
     assert sent(endpoint, job_id) == 1
 
@@ -206,9 +207,8 @@ def test_what_a_job_has_to_say_arrives_in_its_order_whatever_fails(round_: Round
     assert (round_.tries("job-done"), round_.tries("job-stream")) == (3, 4)
 
 
-@pytest.mark.parametrize("answer", [400, 413])
-def test_the_first_body_that_is_small_enough_is_the_result(round_: Round, answer: int) -> None:
-    round_.endpoint.fail_next("job-done", answer, times=2)
+def test_the_first_body_that_is_small_enough_is_the_result(round_: Round) -> None:
+    round_.endpoint.fail_next("job-done", 413, times=2)
 
     async def act() -> None:
         async with round_.courier() as courier:
@@ -338,7 +338,47 @@ def test_the_block_is_left_when_the_report_on_its_way_has_arrived_and_nothing_fo
     run(act())
 
 
-def test_a_report_that_runpod_does_not_answer_holds_up_the_result_only_for_its_time(round_: Round) -> None:
+@pytest.mark.parametrize(
+    ("status", "size", "outcome"),
+    [
+        (200, 10, Outcome.TAKEN),
+        (413, 10, Outcome.TOO_LARGE),
+        (400, 2_000_000, Outcome.TOO_LARGE),  # RunPod's own answer
+        (400, 10, Outcome.FAILED),
+        (408, 10, Outcome.FAILED),
+        (429, 10, Outcome.FAILED),
+        (503, 10, Outcome.FAILED),
+        (401, 10, Outcome.REFUSED),
+        (404, 2_000_000, Outcome.REFUSED),
+    ],
+)
+def test_answers_are_told_apart(status: int, size: int, outcome: Outcome) -> None:
+    assert outcome_of(status, size) is outcome
+
+
+def test_a_report_without_an_answer_is_the_last_and_the_result_outlives_it(
+    round_: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The endpoint deals with the report late, when it has the result already, and takes that back."""
+    monkeypatch.setattr(delivery, "ASTRAY_S", 0.5)
+    round_.endpoint.slow["job-done"] = 0.4
+
+    async def act() -> None:
+        async with round_.courier(timeout_s=0.1) as courier:
+            await courier.report({"progress": 0.1})
+            del round_.endpoint.slow["job-done"]
+            await courier.report({"progress": 0.2})
+            await courier.result([{"output": "done"}], streamed=False)
+
+    run(act())
+    assert [post.get("status", "result") for post in round_.job.posts] == ["result", "IN_PROGRESS", "result"]
+    assert round_.job.status == "COMPLETED"
+
+
+def test_a_report_that_runpod_does_not_answer_holds_up_the_result_only_for_its_time(
+    round_: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "ASTRAY_S", 0.0)
     round_.endpoint.slow["job-done"] = NEVER_S
 
     async def act() -> None:
@@ -350,4 +390,4 @@ def test_a_report_that_runpod_does_not_answer_holds_up_the_result_only_for_its_t
             await courier.result([{"output": "done"}], streamed=False)
 
     run(act())
-    assert round_.job.posts == [{"output": "done"}]
+    assert round_.job.posts == [{"output": "done"}] * 2

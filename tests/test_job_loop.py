@@ -9,6 +9,7 @@ from fakes import FakeEngine
 from runpod.serverless.modules.worker_state import JobsProgress
 from served import job, service_and_health
 
+from whisper_worker import job_loop
 from whisper_worker.job_loop import JobLoop
 from whisper_worker.settings import Settings
 
@@ -77,13 +78,18 @@ def test_a_job_that_is_cancelled_when_its_task_has_not_begun_keeps_no_place(loop
     assert (session.posted, engine.pieces) == ([], 0)
 
 
-def test_a_stop_for_a_job_of_another_worker_is_forgotten(loop: JobLoop) -> None:
+@pytest.mark.parametrize(("kept_s", "posted"), [(60.0, 0), (0.0, 1)])
+def test_a_stop_may_come_shortly_before_its_job(
+    loop: JobLoop, monkeypatch: pytest.MonkeyPatch, kept_s: float, posted: int
+) -> None:
+    monkeypatch.setattr(job_loop, "STOP_KEPT_S", kept_s)
     session: Any = Session()
 
     async def run() -> None:
         await loop.stop_job("later")
         loop.job_progress.add({"id": "later", "input": {}})
-        await loop.jobs_handler(session, {}, job(id="later"))
+        await loop.jobs_queue.put(job(id="later"))
+        await loop.handle_job(session, await loop.jobs_queue.get())
 
     asyncio.run(run())
-    assert len(session.posted) == 1
+    assert len(session.posted) == posted

@@ -7,7 +7,8 @@ drops the result; its progress reports overtake each other and the result.
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -15,67 +16,114 @@ from runpod.serverless.modules.rp_http import JOB_DONE_URL, JOB_STREAM_URL
 
 from whisper_worker import log
 from whisper_worker.live import Progress, Watcher
+from whisper_worker.stop import is_set_within
 
 Json = dict[str, Any]
 
 HEADERS = {"charset": "utf-8", "Content-Type": "application/x-www-form-urlencoded"}  # as the SDK has it: it's JSON
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 30.0
-REPORT_TIMEOUT_S = 5.0  # the result waits for a report on its way
-ITEM_RETRY_S = 60.0  # an item that was given up isn't lost: the result has it as well
-TOO_LARGE = (400, 413)  # RunPod's answers to a body that it finds too large
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+REPORT_TIMEOUT_S = 15.0  # the result waits for a report on its way
+ASTRAY_S = 10.0  # after which one without an answer has arrived, or never will
+ITEM_RETRY_S = 10.0  # the job waits for an item on its way; one that is given up is in the result as well
+SMALL_BYTES = 1_000_000  # what RunPod refuses with 400 and isn't larger has another fault
+
+
+class Outcome(Enum):
+    TAKEN = auto()
+    TOO_LARGE = auto()
+    REFUSED = auto()  # for good
+    FAILED = auto()  # another try may fare better
+    UNANSWERED = auto()  # the same; but it may have arrived
 
 
 class Courier:
-    """Carries one job's reports, items and result, each after the one before has arrived or been given up."""
+    """Carries one job's reports, items and result, each after the one before has arrived or been given up.
 
-    def __init__(self, session: ClientSession, job_id: str, *, timeout_s: float, retry_s: float) -> None:
+    Once `in_haste` is set there is little time left: then it pauses no longer than `FIRST_PAUSE_S`, and only for
+    results.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        job_id: str,
+        *,
+        timeout_s: float,
+        retry_s: float,
+        in_haste: asyncio.Event | None = None,
+    ) -> None:
+        self.has_lost_items = False
         self._session = session
         self._job_id = job_id
         self._timeout_s = timeout_s
         self._retry_s = retry_s
-        self._item_retry_s = min(ITEM_RETRY_S, retry_s)
+        self._in_haste = in_haste or asyncio.Event()
+        self.has_lost_report = False
 
     async def report(self, progress: Json) -> None:
         """In one try: the next one is newer."""
+        if self.has_lost_report or self._in_haste.is_set():
+            return
         body = {"status": "IN_PROGRESS", "output": progress}
-        await self._deliver(JOB_DONE_URL, body, timeout_s=min(REPORT_TIMEOUT_S, self._timeout_s), retry_s=0)
+        outcome, _ = await self._deliver(
+            JOB_DONE_URL, body, timeout_s=min(REPORT_TIMEOUT_S, self._timeout_s), retry_s=0
+        )
+        self.has_lost_report = outcome is Outcome.UNANSWERED
 
     async def item(self, item: Json) -> None:
-        """For the readers of `/stream`."""
-        status = await self._deliver(JOB_STREAM_URL, {"output": item}, retry_s=self._item_retry_s)
-        if status is None:
-            self._item_retry_s = 0  # those behind it wouldn't arrive either: don't hold up the job for each
+        """For the readers of `/stream`. After one that is lost, the job isn't held up for long any more."""
+        hurry = self.has_lost_items or self._in_haste.is_set()
+        timeout_s, retry_s = (1.0, 0.0) if hurry else (ITEM_RETRY_S, ITEM_RETRY_S)
+        outcome, why = await self._deliver(
+            JOB_STREAM_URL,
+            {"output": item},
+            timeout_s=min(timeout_s, self._timeout_s),
+            retry_s=min(retry_s, self._retry_s),
+        )
+        if outcome is not Outcome.TAKEN:
+            self.has_lost_items = True
+            log.event("item_lost", job=self._job_id, level=log.WARNING, why=why)
 
     async def result(self, bodies: Iterable[Json], *, streamed: bool) -> None:
-        """The first of the bodies that RunPod takes; each is smaller than the one before."""
+        """The first of the bodies that isn't too large for RunPod."""
         for body in bodies:
-            status = await self._deliver(JOB_DONE_URL, body, retry_s=self._retry_s, streamed=streamed)
-            if status not in TOO_LARGE:
+            outcome, why = await self._deliver(
+                JOB_DONE_URL, body, timeout_s=self._timeout_s, retry_s=self._retry_s, streamed=streamed
+            )
+            if outcome is not Outcome.TOO_LARGE:
                 break
-        if status is None or status >= 300:
-            log.event("result_lost", job=self._job_id, level=log.ERROR, status=status)
+        if outcome is not Outcome.TAKEN:
+            log.event("result_lost", job=self._job_id, level=log.ERROR, why=why)
+        elif self.has_lost_report:
+            # It may yet arrive, and would take the result back: the job would be in progress for ever.
+            await is_set_within(self._in_haste, ASTRAY_S)
+            await self._deliver(JOB_DONE_URL, body, timeout_s=self._timeout_s, retry_s=self._retry_s, streamed=streamed)
 
     async def _deliver(
-        self, url: str, body: Json, *, retry_s: float, timeout_s: float | None = None, streamed: bool = False
-    ) -> int | None:
-        """The status of RunPod's answer, None when there was none that counts in all the tries."""
+        self, url: str, body: Json, *, timeout_s: float, retry_s: float, streamed: bool = False
+    ) -> tuple[Outcome, str]:
+        """What became of it, and RunPod's last answer."""
         data = await asyncio.to_thread(_encoded, body)
         url = f"{url.replace('$ID', self._job_id)}&isStream={str(streamed).lower()}"
         give_up_at, pause_s = time.monotonic() + retry_s, FIRST_PAUSE_S
         while True:
-            status, why = await self._try(url, data, timeout_s or self._timeout_s)
-            if not why:
-                return status
+            outcome, why = await self._try(url, data, timeout_s)
+            if outcome not in (Outcome.FAILED, Outcome.UNANSWERED):
+                return outcome, why
             if time.monotonic() + pause_s > give_up_at:
                 log.event("delivery_failed", job=self._job_id, level=log.WARNING, why=why)
-                return None
+                return outcome, why
             log.event("delivery_retried", job=self._job_id, why=why, pause_s=pause_s)
-            await asyncio.sleep(pause_s)
+            await self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _try(self, url: str, data: bytes, timeout_s: float) -> tuple[int, str | None]:
-        """The answer's status, and why another try may fare better, if so."""
+    async def _pause(self, seconds: float) -> None:
+        if self._in_haste.is_set():
+            await asyncio.sleep(FIRST_PAUSE_S)
+        else:
+            await is_set_within(self._in_haste, seconds)
+
+    async def _try(self, url: str, data: bytes, timeout_s: float) -> tuple[Outcome, str]:
         headers = {**HEADERS, "X-Request-ID": self._job_id}
         try:
             async with self._session.post(
@@ -83,23 +131,31 @@ class Courier:
             ) as answer:
                 await answer.read()
         except asyncio.TimeoutError:
-            return 0, f"no answer within {timeout_s:g} s"
+            return Outcome.UNANSWERED, f"no answer within {timeout_s:g} s"
         except (ClientError, OSError) as error:
-            return 0, f"no connection: {type(error).__name__}"
-        passes = answer.status in (408, 429) or answer.status >= 500
-        return answer.status, f"HTTP {answer.status}" if passes else None
+            return Outcome.UNANSWERED, f"no connection: {type(error).__name__}"
+        return _outcome(answer.status, len(data)), f"HTTP {answer.status}"
+
+
+def _outcome(status: int, size: int) -> Outcome:
+    if status < 300:
+        return Outcome.TAKEN
+    if status == 413 or (status == 400 and size > SMALL_BYTES):
+        return Outcome.TOO_LARGE
+    return Outcome.FAILED if status in (400, 408, 429) or status >= 500 else Outcome.REFUSED
 
 
 class Reports(Watcher):
     """Inside its `async with`, the job's newest progress is reported every `interval_s`, if there is any.
 
     The first report comes after one interval, so that short jobs have none; when the block is left, the last one has
-    arrived or been given up.
+    arrived or been given up. None is sent any more once the job isn't wanted.
     """
 
-    def __init__(self, courier: Courier, interval_s: float) -> None:
+    def __init__(self, courier: Courier, interval_s: float, is_wanted: Callable[[], bool] = lambda: True) -> None:
         self._courier = courier
         self._interval_s = interval_s
+        self._is_wanted = is_wanted
         self._newest: Progress | None = None
         self._over = asyncio.Event()
 
@@ -112,21 +168,14 @@ class Reports(Watcher):
 
     async def __aexit__(self, *_: object) -> None:
         self._over.set()
-        await self._sending
+        await asyncio.wait([self._sending])  # whatever becomes of a report, it's nothing to the job
 
     async def _send(self) -> None:
         sent = None
-        while not await self._is_over_within(self._interval_s):
-            if self._newest and self._newest != sent:
+        while not await is_set_within(self._over, self._interval_s):
+            if self._newest and self._newest != sent and self._is_wanted():
                 sent = self._newest
                 await self._courier.report(sent.report())
-
-    async def _is_over_within(self, seconds: float) -> bool:
-        try:
-            await asyncio.wait_for(self._over.wait(), seconds)
-        except asyncio.TimeoutError:
-            return False
-        return True
 
 
 def _encoded(body: Json) -> bytes:

@@ -191,6 +191,18 @@ class Engine:
         """As faster-whisper makes them of an initial prompt."""
         return list(self._whisper.hf_tokenizer.encode(" " + prompt.strip(), add_special_tokens=False).ids)
 
+    @contextmanager
+    def faults_told_apart(self) -> Iterator[None]:
+        """Raises Unhealthy and OutOfMemory for what CTranslate2 says in other words."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if is_device_lost(error) or not self._model.model_is_loaded:  # it couldn't be loaded again
+                raise Unhealthy("the device failed: send the job again, another worker takes it", EXIT_SICK) from error
+            if is_memory_error(error):
+                raise OutOfMemory("the device has too little memory for this job at the moment: try again") from error
+            raise
+
     @property
     def _last_token(self) -> int:
         """The timestamps 0.00 to 30.00 are a vocabulary's last, but the tokenizer's file doesn't always list them."""
@@ -227,7 +239,7 @@ class Walk:
         Unless the language is known, that of the first piece holds for all: the others wait until it is found.
         """
         try:
-            with _faults_told_apart():
+            with self._engine.faults_told_apart():
                 return self._piece(index)
         finally:
             if index == 0 and not self.language.done():
@@ -316,18 +328,6 @@ class _Features:
             with self._places:
                 caller.features = samples, self._extractor(samples, **options)
         return caller.features[1]
-
-
-@contextmanager
-def _faults_told_apart() -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if is_device_lost(error):
-            raise Unhealthy("the device has failed: send the job again, another worker takes it", EXIT_SICK) from error
-        if is_memory_error(error):
-            raise OutOfMemory("the device has too little memory for this job at the moment: try again") from error
-        raise
 
 
 def _segment(segment: fw.Segment) -> Segment:

@@ -1,5 +1,6 @@
 """Who is inside the model: several calls at once, or one thread alone. Knows no model."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -28,13 +29,13 @@ class Gate:
             self._leave(call)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """With nobody else. Not to be asked for by a thread that is inside."""
+    def alone(self, *, watched: bool = True) -> Iterator[None]:
+        """With nobody else. Not for a thread that is inside. If it isn't `watched`, `longest_s` leaves it out."""
         call = object()
         with self._changed:
             self._loners += 1
             self._changed.wait_for(lambda: not self._inside)
-            self._inside[call] = time.monotonic()
+            self._inside[call] = time.monotonic() if watched else math.inf
         try:
             yield
         finally:
@@ -47,7 +48,7 @@ class Gate:
         """Seconds that the one has been inside who went in first; 0 when nobody is."""
         with self._changed:
             now = time.monotonic()
-            return now - min(self._inside.values(), default=now)
+            return now - min(now, *self._inside.values()) if self._inside else 0.0
 
     def _leave(self, call: object) -> None:
         with self._changed:

@@ -56,7 +56,7 @@ class Health:
     def warm_up(self) -> None:
         """Transcribe the clip for the first time. Raises what the engine raises, or RuntimeError when it's deaf."""
         started = time.monotonic()
-        self._words = self._heard()
+        self._words = self._heard(Stop())
         if not self._words:
             raise RuntimeError("the model hears nothing in a clip of clear speech")
         log.event("warmed_up", seconds=time.monotonic() - started)
@@ -78,7 +78,8 @@ class Health:
         again (`reloads` counts that); when they still are, ring the alarm."""
         async with self._one_at_a_time:
             if self._words and self._clock() >= self._trusted_until and not self.alarm.has_rung:
-                await in_thread(self._pool, Stop(), self._try_model)
+                stop = Stop()
+                await in_thread(self._pool, stop, self._try_model, stop)
 
     def give_up(self, error: Unhealthy) -> None:
         """The worker is past help: from any thread, more than once if need be."""
@@ -99,8 +100,8 @@ class Health:
                 )
                 return
 
-    def _try_model(self) -> None:
-        if self._is_well():
+    def _try_model(self, stop: Stop) -> None:
+        if self._is_well(stop):
             return
         try:
             self._engine.reload()
@@ -109,13 +110,13 @@ class Health:
         else:
             self.reloads += 1
             log.event("model_reloaded", level=log.WARNING)
-            if self._is_well():
+            if self._is_well(stop):
                 return
         self.give_up(Unhealthy("the model hears wrong: send the job again, another worker takes it", EXIT_SICK))
 
-    def _is_well(self) -> bool:
+    def _is_well(self, stop: Stop) -> bool:
         try:
-            words = self._heard()
+            words = self._heard(stop)
         except OutOfMemory:
             return True  # says nothing about the model; the jobs meet the same, and are told
         except Unhealthy as error:
@@ -131,9 +132,9 @@ class Health:
         self._trusted_until = self._clock() + TRUSTED_S
         return True
 
-    def _heard(self) -> list[str]:
+    def _heard(self, stop: Stop) -> list[str]:
         samples = _clip().samples
-        said = self._engine.walk(whole(samples), samples, Request(language="en"), Stop()).piece(0)
+        said = self._engine.walk(whole(samples), samples, Request(language="en"), stop).piece(0)
         return " ".join(segment.text for segment in said.segments).lower().split()
 
 

@@ -19,14 +19,17 @@ from runpod.serverless.modules.rp_scale import JobScaler
 
 from whisper_worker import log, reply
 from whisper_worker.delivery import Courier, Reports
-from whisper_worker.errors import ResultTooLarge, ShuttingDown, Unhealthy
+from whisper_worker.errors import InternalError, ResultTooLarge, ShuttingDown, Unhealthy
 from whisper_worker.health import Health
-from whisper_worker.process import end_process
+from whisper_worker.process import LAST_RESORT_S, end_process, end_process_in
 from whisper_worker.service import Service
 from whisper_worker.settings import Settings
+from whisper_worker.stop import is_set_within
 
 ASK_PAUSE_S = 0.5
-LAST_WORDS_S = 5.0  # for delivering the answers of jobs that were broken off at the end
+STOP_KEPT_S = 5.0  # a stop may come before its job does, which has another way
+LAST_WORDS_S = 10.0  # for delivering the answers of jobs that were broken off at the end
+NOT_TAKEN = ResultTooLarge("RunPod didn't take the result: send the audio in parts")
 
 Json = dict[str, Any]
 
@@ -63,8 +66,9 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         self._signals = [] if signals is None else signals
         self._asks_no_more = False
         self._has_asked_last = False
+        self._in_haste = asyncio.Event()  # to deliver what there is
         self._begun: set[str] = set()  # jobs whose task runs
-        self._stopped_early: set[str] = set()  # jobs that were cancelled before they had begun
+        self._stopped: dict[str, float] = {}  # jobs that are to be stopped, and since when
 
     # The SDK's own methods, which it calls.
 
@@ -94,34 +98,45 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         await super().set_scale()
 
     async def handle_job(self, session: ClientSession, job: Json) -> None:
+        self._forget_old_stops()
         self._begun.add(job["id"])
         try:
             await super().handle_job(session, job)
         finally:
             self._begun.discard(job["id"])
+            self._stopped.pop(job["id"], None)
             self._news.set()
 
     async def stop_job(self, job_id: str) -> bool:
-        if job_id in self._begun:
-            return bool(await super().stop_job(job_id))
-        if self.job_progress.get(job_id):  # with a task perhaps, but one that never began wouldn't tidy up
-            self._stopped_early.add(job_id)
-        return False
+        self._stopped[job_id] = time.monotonic()
+        # A task that hasn't begun wouldn't tidy up; and a job may still be on its way here.
+        return bool(await super().stop_job(job_id)) if job_id in self._begun else False
+
+    def _forget_old_stops(self) -> None:
+        oldest = time.monotonic() - STOP_KEPT_S
+        kept = {name: since for name, since in self._stopped.items() if since > oldest or name in self._begun}
+        self._stopped = kept
 
     # The end.
 
     async def _end_when_told(self, sick: "asyncio.Future[Unhealthy]") -> None:
         await self._until(lambda: self._signals or sick.done())
         self._asks_no_more = True
+        self._in_haste.set()
         if not sick.done():
             grace_s = self._settings.shutdown_grace_s
+            end_process_in(grace_s + LAST_RESORT_S, 0)
             log.event("shutdown", jobs=self.job_progress.get_job_count(), grace_s=grace_s)
             await self._until(lambda: self._has_ended_all() or len(self._signals) > 1 or sick.done(), grace_s)
         self._service.end_jobs(ShuttingDown("the worker ended before the job was done: send it again"))
         await self._until(lambda: not self.current_occupancy(), LAST_WORDS_S)
+        for job in self.job_progress:
+            log.event("result_lost", job=str(job), level=log.ERROR, why="the worker ended")
         log.event("shutdown_done", unanswered=self.job_progress.get_job_count())
         if sick.done():
-            end_process(sick.result().exit_code)  # threads that hang can't be waited for, by asyncio neither
+            end_process(sick.result().exit_code)
+        if self.job_progress or self._service.is_winding_up:
+            end_process(0)  # asyncio would wait for the threads
 
     def _has_ended_all(self) -> bool:
         return self._has_asked_last and not self.current_occupancy()
@@ -133,8 +148,7 @@ class JobLoop(JobScaler):  # type: ignore[misc]
             if left_s is not None and left_s <= 0:
                 return
             self._news.clear()
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._news.wait(), left_s)
+            await is_set_within(self._news, left_s)
 
     # Work.
 
@@ -151,59 +165,61 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         return jobs
 
     async def _answer(self, session: ClientSession, config: Json, job: Json) -> None:  # noqa: ARG002
-        if job["id"] in self._stopped_early:
-            self._stopped_early.discard(job["id"])
+        if job["id"] in self._stopped:
             log.event("job_cancelled", job=job["id"], note="before it began")
             return
         settings = self._settings
-        courier = Courier(session, job["id"], timeout_s=settings.result_timeout_s, retry_s=settings.result_retry_s)
-        if settings.streaming:
-            await self._answer_with_items(courier, job)
-        else:
-            await self._answer_with_one(courier, job)
+        courier = Courier(
+            session,
+            job["id"],
+            timeout_s=settings.result_timeout_s,
+            retry_s=settings.result_retry_s,
+            in_haste=self._in_haste,
+        )
+        try:
+            bodies = await (self._items_of if settings.streaming else self._output_of)(courier, job)
+        except Exception:  # a fault of ours: the caller shouldn't have to wait until the job's time is over
+            log.event("job_failed", job=job["id"], level=log.ERROR, trace=True)
+            bodies = iter([InternalError(f"the worker's log has the details of job {job['id']}").reply])
+        await courier.result(bodies, streamed=settings.streaming)
 
-    async def _answer_with_one(self, courier: Courier, job: Json) -> None:
-        async with Reports(courier, self._settings.progress_interval_s) as reports:
-            output = await self._service.run(job, reports)
-        await courier.result(_smaller_and_smaller(output), streamed=False)
+    async def _output_of(self, courier: Courier, job: Json) -> Iterator[Json]:
+        """What to send as the job's result: the next where RunPod finds the one before too large. So below."""
+        interval_s = self._settings.progress_interval_s
+        async with Reports(courier, interval_s, lambda: job["id"] not in self._stopped) as reports:
+            return _smaller_and_smaller(await self._service.run(job, reports))
 
-    async def _answer_with_items(self, courier: Courier, job: Json) -> None:
+    async def _items_of(self, courier: Courier, job: Json) -> Iterator[Json]:
         items: list[Json] = []
-        failure: Json = {}
         async with aclosing(self._service.stream(job)) as stream:
             async for item in stream:
                 if "error" in item:
-                    failure = item
-                else:
-                    items.append(item)
-                    await courier.item(item)
-        if failure:
-            bodies = _smaller_and_smaller(failure)
-        else:
-            fits = await asyncio.to_thread(reply.size, items) <= self._settings.max_inline_bytes
-            bodies = _aggregates(items, fits)
-        await courier.result(bodies, streamed=True)
+                    return _smaller_and_smaller(item)
+                items.append(item)
+                await courier.item(item)
+        fits = await asyncio.to_thread(reply.size, items) <= self._settings.max_inline_bytes
+        return _aggregates(items, fits, all_were_streamed=not courier.has_lost_items)
 
 
 def _smaller_and_smaller(output: Json) -> Iterator[Json]:
-    """What to send as the result of a job: the next where the one before is refused."""
     if "error" in output:
         yield _failed(output)
         yield _failed({**output, "partial": None})
     else:
         yield {"output": output}
         yield {"output": reply.without_details(output)}
-        yield ResultTooLarge("RunPod didn't take the result: send the audio in parts").reply
+        yield NOT_TAKEN.reply
 
 
-def _aggregates(items: list[Json], fits: bool) -> Iterator[Json]:
-    """As above, of a stream: the items once more, for callers of `/run`; without the segments when that's too large."""
+def _aggregates(items: list[Json], fits: bool, all_were_streamed: bool) -> Iterator[Json]:
+    """The items once more, for callers of `/run`; without the segments when that's too large."""
     if fits:
         yield {"output": items}
-    note = "left out, for the reply to arrive: the segments, which are in the stream"
+    where = "which are in the stream" if all_were_streamed else "of which some were lost"
+    note = f"left out, for the reply to arrive: the segments, {where}"
     *rest, result = (item for item in items if item["type"] != "segments")
     yield {"output": [*rest, {**result, "warnings": [*result["warnings"], note]}]}
-    yield ResultTooLarge("RunPod didn't take the result: send the audio in parts").reply
+    yield NOT_TAKEN.reply
 
 
 def _failed(output: Mapping[str, Any]) -> Json:

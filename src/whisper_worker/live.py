@@ -7,10 +7,10 @@ The service tells a `Watcher`, on the event loop. Who looks on decides what beco
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from whisper_worker.stop import is_set_within
 from whisper_worker.transcript import Segment
 
 Stage = Literal["download", "decode", "transcribe"]
@@ -62,8 +62,8 @@ class Watcher:
 class Outbox(Watcher):
     """Packs what comes of a job into items, for a reader who takes them one after the other.
 
-    An item is there as soon as there is something for it, but not earlier than `interval_s` after the one before.
-    While as much waits as fits into one item, the job waits too: a slow reader slows it down.
+    Segments are there as soon as they exist, but not earlier than `interval_s` after those before, as long as the job
+    runs. While as much waits as fits into one item, the job waits too: a slow reader slows it down.
     """
 
     def __init__(
@@ -109,8 +109,7 @@ class Outbox(Watcher):
                 info, self._info = self._info, None
                 yield info
             while self._waiting:
-                with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), max(due - time.monotonic(), 0))
+                await is_set_within(self._closed, max(due - time.monotonic(), 0))
                 item = self._item(self._pack())
                 due = time.monotonic() + self._interval_s
                 yield item

@@ -10,7 +10,6 @@ The process ends with code 0 when it was told to end, 1 when it can't start or i
 import os
 import signal
 import sys
-import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -18,15 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from whisper_worker import log
-from whisper_worker.process import end_process
+from whisper_worker.process import LAST_RESORT_S, end_process, end_process_in
 from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, on_runpod
 
 if TYPE_CHECKING:
     from whisper_worker.engine import Engine
-    from whisper_worker.errors import Unhealthy
     from whisper_worker.service import Service
-
-LAST_RESORT_S = 20.0  # within which a worker that is past help must have ended
 
 Json = dict[str, Any]
 
@@ -92,7 +88,7 @@ def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
     from whisper_worker.job_loop import JobLoop
     from whisper_worker.service import Service
 
-    health = Health(engine, settings, on_alarm=_end_soon)
+    health = Health(engine, settings, on_alarm=lambda error: end_process_in(LAST_RESORT_S, error.exit_code))
     service = Service(settings, threads, engine, health)
     arguments, _ = runpod.serverless.parser.parse_known_args()
     takes_jobs = _is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
@@ -105,6 +101,9 @@ def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
         _leave_to_the_loop(signals)
 
     runpod.serverless.register_fitness_check(warm_up)
+    if arguments.rp_serve_api:  # the SDK checks no fitness there
+        health.warm_up()
+        health.watch()
     try:
         runpod.serverless.start(
             {
@@ -120,8 +119,11 @@ def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
         health.close()
         service.close()
         log.event("model_unloaded")
-    if takes_jobs:
-        end_process(0)
+        if takes_jobs:
+            has_failed = not isinstance(sys.exc_info()[1], (SystemExit, type(None)))
+            if has_failed:
+                log.event("worker_failed", level=log.ERROR, trace=True)
+            end_process(int(has_failed))
 
 
 def _handler(service: "Service", settings: Settings, *, on_this_machine: bool) -> Callable[[Json], Any]:
@@ -141,13 +143,6 @@ def _handler(service: "Service", settings: Settings, *, on_this_machine: bool) -
     return stream if settings.streaming else handle
 
 
-def _end_soon(error: "Unhealthy") -> None:
-    """The orderly end should come first; but where much hangs, it may hang as well."""
-    last_resort = threading.Timer(LAST_RESORT_S, end_process, [error.exit_code])
-    last_resort.daemon = True
-    last_resort.start()
-
-
 def _end_when_told() -> None:
     """Until the SDK's loop has its own handler there is no job to lose. In a container this process has the number 1,
     and the kernel keeps signals from that one for which it has no handler."""
@@ -158,10 +153,10 @@ def _end_when_told() -> None:
 
 def _leave_to_the_loop(signals: list[int]) -> None:
     """From now on signals to end are only noted. The SDK is about to fork its heartbeat: while that is being made it
-    can't be ended, and would outlive us."""
+    can't be ended, and would outlive us. It goes on as long as the worker, which signals to all its group end too."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+        os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_IGN))
 
 
 def _is_given_jobs() -> bool:

@@ -16,7 +16,7 @@ from typing import IO, Any, TypeVar
 
 from whisper_worker import fetch, log, pieces, reply, sources, speech
 from whisper_worker.audio import SAMPLE_RATE, Audio, decode
-from whisper_worker.errors import InternalError, OutOfMemory, TimedOut, Unhealthy, WorkerError
+from whisper_worker.errors import EXIT_HUNG, InternalError, OutOfMemory, TimedOut, Unhealthy, WorkerError
 from whisper_worker.health import Health
 from whisper_worker.job import Job
 from whisper_worker.live import Outbox, Watcher
@@ -24,13 +24,14 @@ from whisper_worker.pieces import Piece
 from whisper_worker.piecework import Piecework
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.stop import Alarm, in_loose_thread, in_thread
+from whisper_worker.stop import Alarm, Stopped, in_loose_thread, in_thread
 from whisper_worker.transcriber import Transcriber
 from whisper_worker.transcript import Growing, Language, Segment
 
 # A hostile server can hold a download's thread longer than its job lives: so many may hang before other downloads must
 # wait. Nothing else uses these threads.
 SPARE_DOWNLOADERS = 64
+WIND_UP_S = 2.0  # for the threads of a job that is over its time; then it is answered all the same
 DEAF_S = 1.0  # so much speech without a word makes one look whether the model is well
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class Service:
         self._engine = engine
         self._health = health
         self._closing: Alarm[WorkerError] = Alarm()
+        self._winding_up: set[asyncio.Task[Any]] = set()
         self._rules = InputRules(bool(settings.allow_local_files), settings.max_base64_bytes)
         self._downloads = fetch.DownloadLimits(
             max_bytes=settings.max_download_bytes,
@@ -92,6 +94,11 @@ class Service:
             yield reply.error_item(error)
         yield output
 
+    @property
+    def is_winding_up(self) -> bool:
+        """Whether threads still work for jobs that have been broken off."""
+        return bool(self._winding_up)
+
     def end_jobs(self, error: WorkerError) -> None:
         """Break off all jobs, and those to come, with `error` as their answer. From any thread."""
         self._closing.ring(error)
@@ -122,13 +129,15 @@ class Service:
 
     def _failed(self, job: Job, error: WorkerError) -> dict[str, Any]:
         so_far = job.done_so_far() if error.breaks_off else None
-        return reply.of_error(error, so_far, self._settings.max_inline_bytes)
+        try:
+            return reply.of_error(error, so_far, self._settings.max_inline_bytes)
+        except ValueError:  # a score is no number
+            return error.reply
 
     async def _unless_ended(self, job: Job, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What `work` returns, unless its time is over before, or the worker ends.
 
-        When this returns or raises, CancelledError included, none of the job's threads is at work any more. The
-        exception is a worker whose model hangs, and the threads with it.
+        When this raises CancelledError, none of the job's threads is at work any more, unless they hang.
         """
         limit_s = min(self._settings.job_timeout_s, job.request.timeout_s or math.inf)
         with self._closing.heard() as closing, self._health.alarm.heard() as hung:
@@ -138,14 +147,45 @@ class Service:
                 try:
                     left_s = max(limit_s - job.watch.total_s, 0)
                     await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    await _break_off(task, unless=hung)
-                if task.done() and not task.cancelled():
+                except asyncio.CancelledError:
+                    await self._break_off(job, task, hung)
+                    raise
+                await self._break_off(job, task, hung, patience_s=WIND_UP_S)
+                if task.done() and not task.cancelled() and not isinstance(task.exception(), Stopped):
                     return task.result()
             for ending in (hung, closing):
                 if ending.done():
                     raise ending.result()
             raise TimedOut(f"the job took longer than {limit_s:g} s")
+
+    async def _break_off(
+        self, job: Job, task: "asyncio.Task[Any]", hung: "asyncio.Future[Any]", patience_s: float = math.inf
+    ) -> None:
+        """End the task, and wait for the end of its threads; for so long at most, and not when the model hangs.
+
+        It keeps its place until they have ended. If they don't, the worker is past help.
+        """
+        if task.done():
+            return
+        job.stop.set()
+        task.cancel()
+        give_up = Unhealthy("a thread hangs: send the job again, another worker takes it", EXIT_HUNG)
+        alarm = asyncio.get_running_loop().call_later(self._settings.window_timeout_s, self._health.give_up, give_up)
+        self._winding_up.add(task)
+        task.add_done_callback(lambda _: alarm.cancel())
+        task.add_done_callback(self._winding_up.discard)
+        task.add_done_callback(_see)
+        until, cancelled = time.monotonic() + patience_s, False
+        while not (task.done() or hung.done()) and (left_s := until - time.monotonic()) > 0:
+            try:
+                timeout_s = None if math.isinf(left_s) else left_s
+                await asyncio.wait([task, hung], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                cancelled = True  # raised again below
+        if not task.done():
+            log.event("job_left_running", job=job.id, level=log.WARNING)
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def _answer(self, job: Job) -> dict[str, Any]:
         request = job.request
@@ -206,13 +246,16 @@ class Service:
 
     async def _download(self, job: Job, url: str) -> IO[bytes]:
         file = TemporaryFile(prefix="whisper-worker-")  # noqa: SIM115  (closed by the caller, or below)
+        act = in_loose_thread(self._downloaders, job.stop, fetch.download, url, file, self._downloads, job.stop)
+        work = asyncio.ensure_future(act)
         try:
-            work = in_loose_thread(self._downloaders, job.stop, fetch.download, url, file, self._downloads, job.stop)
-            await asyncio.wait_for(work, self._downloads.timeout_s + fetch.STALL_S)
-        except BaseException as error:
+            await asyncio.wait([work], timeout=self._downloads.timeout_s + fetch.STALL_S)
+            if not work.done():
+                raise fetch.timed_out(url, self._downloads)
+            work.result()
+        except BaseException:
+            work.cancel()
             self._io.submit(file.close)
-            if isinstance(error, asyncio.TimeoutError):
-                raise fetch.timed_out(url, self._downloads) from error
             raise
         return file
 
@@ -301,19 +344,10 @@ def _inform(job: Job, facts: reply.Facts, language: "asyncio.Future[Language]") 
         job.inform(facts, language.result())
 
 
-async def _break_off(task: "asyncio.Task[Any]", unless: "asyncio.Future[Any]") -> None:
-    """Cancel the task, and wait until it has ended, or `unless` is done; then it is left to itself."""
-    task.cancel()
-    cancelled = False
-    while not (task.done() or unless.done()):
-        try:
-            await asyncio.wait({task, unless}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            cancelled = True  # raised again below, when the task's threads have ended
-    if task.done() and not task.cancelled():
-        task.exception()  # seen, whoever asks for it
-    if cancelled:
-        raise asyncio.CancelledError
+def _see(task: "asyncio.Task[Any]") -> None:
+    """Nobody asks for its exception any more, and asyncio would complain."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _source_kind(request: Request) -> str:

@@ -30,7 +30,8 @@ from whisper_worker.stop import Stop
 FRAMES_PER_S = 100
 FULL = 30 * FRAMES_PER_S
 
-OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed")
+# cuBLAS says that it isn't initialized when there was no memory for that.
+OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed", "cublas_status_not_initialized")
 
 # What CUDA says of errors after which nothing runs on the device any more, in this process: the texts of
 # cudaGetErrorString for the errors that its documentation calls sticky, of a device that is gone, and cuBLAS's names.
@@ -54,7 +55,6 @@ DEVICE_LOST_SIGNS = (
     "cublas_status_execution_failed",
     "cublas_status_internal_error",
     "cublas_status_mapping_error",
-    "cublas_status_not_initialized",
 )
 
 Mel = NDArray[np.float32]
@@ -98,7 +98,6 @@ class Window:
     def __init__(self, mel: Mel, frames: int) -> None:
         self.mel = mel
         self.frames = frames
-        self.since = time.monotonic()
         self.encoded: StorageView | None = None
 
     def padded(self) -> Mel:
@@ -128,6 +127,7 @@ class Caller:
     features: tuple[Any, Mel] | None = None
 
     def __post_init__(self) -> None:
+        self.since = time.monotonic()  # a piece that was begun first is finished first: its segments are waited for
         self.windows: deque[Window] = deque(maxlen=self.keeps)
 
 
@@ -185,12 +185,12 @@ class SharedModel:
 
     @property
     def longest_call_s(self) -> float:
-        """Seconds that a call of the model, or a reload, has been running; 0 when none is."""
+        """Seconds that a call of the model has been running; 0 when none is."""
         return self._gate.longest_s
 
     def reload(self) -> None:
         """Read the weights once more. Calls that run end first, those that wait go on with the new ones."""
-        with self._gate.alone():
+        with self._gate.alone(watched=False):
             self._model.unload_model()
             self._model.load_model()
 
@@ -271,7 +271,7 @@ class SharedModel:
             call,
             key=(call.kind, call.window.frames, call.same),
             owner=call.caller.stop,
-            since=call.window.since,
+            since=call.caller.since,
             has_sequel=call.kind == "detect_language",
         )
         return call.caller.stop.result_of(future)

@@ -56,6 +56,16 @@ class Stop:
             return future.result()
 
 
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """What `asyncio.wait_for` is for; but before Python 3.12 that loses a cancellation that comes with the event."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait([waiting], timeout=seconds)
+        return event.is_set()
+    finally:
+        waiting.cancel()
+
+
 class Alarm(Generic[T]):
     """Rings at most once, from any thread, and is heard by all who wait for it along with something else."""
 
