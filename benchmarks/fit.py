@@ -18,13 +18,14 @@ from benchmarks.contenders import Model, model
 from benchmarks.corpus import Clip
 from benchmarks.report import Chart, Report, Table, Value
 from benchmarks.turns import progress
-from whisper_worker.audio import Samples
+from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.engine import Engine
 from whisper_worker.models import find
 from whisper_worker.pieces import whole
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, Threads, available_cores
 from whisper_worker.stop import Stop
+from whisper_worker.transcript import Growing
 
 NAME = "fit"
 HELP = "fitted windows: word errors and work for each length"
@@ -117,9 +118,10 @@ class _CountingEngine(Engine):
 
 
 def _heard(engine: Engine, clip: Clip, samples: Samples) -> Heard:
-    said = engine.walk(whole(samples), samples, Request(), Stop()).piece(0)
-    text = wer.normalise("".join(segment.text for segment in said.segments), clip.language)
-    language = said.language[0] if said.language else ""
+    walk = engine.walk(whole(samples), samples, Request(), Stop())
+    heard = Growing(len(samples) / SAMPLE_RATE, walk.piece(0)).transcript
+    text = wer.normalise("".join(segment.text for segment in heard.segments), clip.language)
+    language = heard.language or ""
     return Heard(clip, text, language, *wer.errors(text, wer.normalise(clip.text, clip.language)))
 
 

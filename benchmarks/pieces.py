@@ -8,6 +8,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 import faster_whisper
 
@@ -96,7 +97,8 @@ def _pieces(loaded: Model, recording: corpus.LongRecording, longest_s: float, op
         pieces = cut(listen(recording.samples, stop), longest_s, keep_silence=False)
         walk = engine.walk(pieces, recording.samples, Request(), stop)
         with ThreadPoolExecutor(threads.inter * threads.batch + 1) as pool:
-            said = list(pool.map(walk.piece, range(len(pieces))))
-        return "".join(segment.text for segment in Growing(duration, said).transcript.segments)
+            said = pool.map(lambda index: list(walk.piece(index)), range(len(pieces)))
+            heard = Growing(duration, chain.from_iterable(said)).transcript
+        return "".join(segment.text for segment in heard.segments)
 
     return transcribe

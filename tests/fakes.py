@@ -1,8 +1,9 @@
 """Hand-written stand-ins with the real shapes."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.pieces import Piece
@@ -69,11 +70,11 @@ class FakeWalk:
         self._stop = stop
         self.language: Future[Language] = Future()
 
-    def piece(self, index: int) -> Said:
+    def piece(self, index: int) -> Iterator[Said]:
         said = self._said(index)
         if said.language and not self.language.done():
             self.language.set_result(said.language)
-        return said
+        yield replace(said, until=self._pieces[index].spans[-1].end / SAMPLE_RATE)
 
     def _said(self, index: int) -> Said:
         self._stop.check()

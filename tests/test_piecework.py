@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whisper_worker.piecework import Piecework
+from whisper_worker.piecework import HANDED_OVER, Piecework
 from whisper_worker.stop import Stop
 
 SOON_S = 20
@@ -24,8 +24,17 @@ def piecework(jobs: int = 2, extra: int = 2) -> Iterator[Piecework]:
 
 
 async def results(work: Piecework, act: Callable[[int], Any], count: int, **options: Any) -> list[Any]:
-    async with aclosing(work.in_order(Stop(), act, range(count), **options)) as given:
+    async with aclosing(work.in_order(Stop(), once(act), range(count), **options)) as given:
         return [result async for result in given]
+
+
+def once(act: Callable[[int], Any]) -> Callable[[int], Iterator[Any]]:
+    """One result for each piece."""
+
+    def give(piece: int) -> Iterator[Any]:
+        yield act(piece)
+
+    return give
 
 
 def test_results_come_in_order_however_long_each_takes() -> None:
@@ -51,7 +60,7 @@ def test_a_result_is_given_before_the_later_ones_are_there() -> None:
 
     async def run(work: Piecework) -> list[int]:
         seen = []
-        async with aclosing(work.in_order(Stop(), act, range(4))) as stream:
+        async with aclosing(work.in_order(Stop(), once(act), range(4))) as stream:
             async for result in stream:
                 seen.append(result)
                 if result == 1:
@@ -114,7 +123,7 @@ def test_what_a_piece_raises_is_raised_in_its_place() -> None:
         return piece
 
     async def run(work: Piecework) -> None:
-        async with aclosing(work.in_order(Stop(), act, range(6))) as given:
+        async with aclosing(work.in_order(Stop(), once(act), range(6))) as given:
             async for result in given:
                 seen.append(result)
 
@@ -157,7 +166,7 @@ def test_when_the_caller_goes_no_thread_works_on(way: Callable[["asyncio.Task[An
                 at_work -= 1
 
     async def consume(work: Piecework) -> None:
-        given: AsyncIterator[int] = work.in_order(stop, act, range(50))
+        given: AsyncIterator[int] = work.in_order(stop, once(act), range(50))
         async with aclosing(given) as stream:  # type: ignore[type-var]
             async for _ in stream:
                 raise KeyError
@@ -181,7 +190,7 @@ def test_who_takes_results_slowly_slows_the_work_down() -> None:
     begun: list[int] = []
 
     async def run(work: Piecework) -> None:
-        async with aclosing(work.in_order(Stop(), lambda piece: begun.append(piece), range(1000))) as given:
+        async with aclosing(work.in_order(Stop(), once(begun.append), range(1000))) as given:
             await anext(given)
             await asyncio.sleep(0.1)  # enough for all thousand
             assert len(begun) <= 1 + 2 * 3
@@ -190,3 +199,65 @@ def test_who_takes_results_slowly_slows_the_work_down() -> None:
     with piecework(jobs=1, extra=2) as work:
         asyncio.run(run(work))
     assert sorted(begun) == list(range(1000))
+
+
+def test_results_of_a_piece_come_as_they_are_made_and_those_of_later_pieces_behind_them() -> None:
+    second_piece_done, first_taken = threading.Event(), threading.Event()
+
+    def act(piece: int) -> Iterator[str]:
+        if piece == 1:
+            yield from "bcd"
+            second_piece_done.set()
+        else:
+            yield "a"
+            assert first_taken.wait(SOON_S)  # before the piece has ended
+            assert second_piece_done.wait(SOON_S)
+            yield "A"
+
+    async def run(work: Piecework) -> str:
+        seen = ""
+        async with aclosing(work.in_order(Stop(), act, range(2))) as given:
+            async for result in given:
+                seen += result
+                first_taken.set()
+        return seen
+
+    with piecework() as work:
+        assert asyncio.run(run(work)) == "aAbcd"
+
+
+def test_a_piece_with_many_results_waits_until_they_are_taken() -> None:
+    made: list[int] = []
+
+    def act(_: int) -> Iterator[int]:
+        for number in range(5 * HANDED_OVER):
+            made.append(number)
+            yield number
+
+    async def run(work: Piecework) -> None:
+        async with aclosing(work.in_order(Stop(), act, range(1))) as given:
+            await anext(given)
+            await asyncio.sleep(0.3)  # enough for all of them
+            assert len(made) <= HANDED_OVER + 3
+            assert [result async for result in given] == list(range(1, 5 * HANDED_OVER))
+
+    with piecework() as work:
+        asyncio.run(run(work))
+
+
+def test_a_piece_whose_results_nobody_takes_ends_when_the_caller_goes() -> None:
+    ended = threading.Event()
+
+    def act(_: int) -> Iterator[int]:
+        try:
+            yield from range(5 * HANDED_OVER)
+        finally:
+            ended.set()
+
+    async def run(work: Piecework) -> None:
+        async with aclosing(work.in_order(Stop(), act, range(1))) as given:
+            await anext(given)
+
+    with piecework() as work:
+        asyncio.run(run(work))
+    assert ended.is_set()

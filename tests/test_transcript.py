@@ -3,7 +3,7 @@
 import pytest
 from fakes import segment
 
-from whisper_worker.transcript import Word, within
+from whisper_worker.transcript import Growing, Said, Word, within
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,21 @@ def test_words_are_kept_inside_the_file_too() -> None:
     [kept] = within([segment(0, 9, words=(Word(" a", 0.0, 1.0, 0.9), Word(" b", 4.0, 9.0, 0.9)))], duration=5.0)
     assert kept.words is not None
     assert [(w.start, w.end) for w in kept.words] == [(0, 1), (4, 5)]
+
+
+def test_parts_come_behind_one_another_and_never_go_back() -> None:
+    growing = Growing(10.0)
+    growing.add(Said((segment(0, 2), segment(2, 4)), language=("en", 0.9), until=4.0))
+    [new] = growing.add(Said((segment(1.5, 3),), language=("de", 0.8), until=3.0))  # words can make it overlap
+    assert (new.id, new.start, new.end) == (3, 2.0, 3.0)
+    assert (growing.until, growing.transcript.language) == (4.0, "en")
+
+
+def test_a_transcript_is_complete_up_to_the_end_of_the_file_at_most() -> None:
+    assert Growing(10.0, [Said(until=12.0)]).until == 10.0
+
+
+@pytest.mark.parametrize(("characters", "tail"), [(5, "tail."), (12, "A long tail."), (100, "First. A long tail.")])
+def test_the_tail_is_the_end_of_the_text(characters: int, tail: str) -> None:
+    growing = Growing(10.0, [Said((segment(0, 2, " First."), segment(2, 4, " A long tail.")))])
+    assert growing.tail(characters) == tail

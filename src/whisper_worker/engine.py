@@ -17,7 +17,7 @@ import faster_whisper.transcribe as fw
 from faster_whisper.vad import get_vad_model
 
 from whisper_worker import log
-from whisper_worker.audio import Samples
+from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy, UnknownModel
 from whisper_worker.models import ModelFiles
 from whisper_worker.pieces import Piece
@@ -233,23 +233,25 @@ class Walk:
         if known := "en" if engine.speaks_english_only else request.language:
             self.language.set_result((known, 1.0))
 
-    def piece(self, index: int) -> Said:
-        """What is said in one piece. Blocks for as long as it takes; raises OutOfMemory, Unhealthy or Stopped.
+    def piece(self, index: int) -> Iterator[Said]:
+        """What is said in one piece, segment by segment, and its translation. Takes as long as it takes, all on the
+        thread that iterates; raises OutOfMemory, Unhealthy or Stopped.
 
         Unless the language is known, that of the first piece holds for all: the others wait until it is found.
         """
         try:
             with self._engine.faults_told_apart():
-                return self._piece(index)
+                for said in self._piece(index):
+                    yield said.shifted(self._frames_before(index))
         finally:
             if index == 0 and not self.language.done():
                 self.language.set_exception(Stopped())  # whatever it is: that is what the job fails with
 
-    def _piece(self, index: int) -> Said:
+    def _piece(self, index: int) -> Iterator[Said]:
         self._stop.check()
         speech = self._pieces[index].speech(self._samples)
         if speech.is_empty:  # then it's the only piece
-            return Said()
+            return
         request, engine = self._request, self._engine
         known = self._stop.wait_for(self.language)[0] if index or self.language.done() else None
         caller = Caller(
@@ -260,21 +262,22 @@ class Walk:
             keeps=TRANSLATED_WINDOWS if request.translate else 1,
         )
         with engine.called_for(caller):
-            segments = self._segments(index, speech, "transcribe", known, self._transcribed)
-            language = self.language.result(0)  # known by now
-            translated: tuple[Segment, ...] = ()
+            for segment in self._segments(index, speech, "transcribe", known, self._transcribed):
+                yield Said((segment,), (), self.language.result(0), until=segment.end)
+            language = self.language.result(0)  # known by now, also if there was no segment
             if request.translate and not engine.speaks_english_only:
-                translated = self._segments(index, speech, "translate", language[0], self._translated)
-        return Said(segments, translated, language).shifted(self._frames_before(index))
+                translated = tuple(self._segments(index, speech, "translate", language[0], self._translated))
+                yield Said((), translated, language)
+        yield Said((), (), language, until=self._pieces[index].spans[-1].end / SAMPLE_RATE)
 
     def _segments(
         self, index: int, speech: Speech, task: Task, language: str | None, before: list[Segment]
-    ) -> tuple[Segment, ...]:
-        """Of one piece, which are then added to those of the pieces `before` it."""
+    ) -> Iterator[Segment]:
+        """Of one piece, each added to those `before` it."""
         prompt = self._prompt(index, before)
-        segments = tuple(self._engine.segments(speech, self._request, task=task, language=language, prompt=prompt))
-        before += segments
-        return segments
+        for segment in self._engine.segments(speech, self._request, task=task, language=language, prompt=prompt):
+            before.append(segment)
+            yield segment
 
     def _prompt(self, index: int, before: Sequence[Segment]) -> str | list[int] | None:
         """What a piece's first window is shown: nearly what it would be if the job were one walk through all windows.

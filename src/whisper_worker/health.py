@@ -134,8 +134,8 @@ class Health:
 
     def _heard(self, stop: Stop) -> list[str]:
         samples = _clip().samples
-        said = self._engine.walk(whole(samples), samples, Request(language="en"), stop).piece(0)
-        return " ".join(segment.text for segment in said.segments).lower().split()
+        walk = self._engine.walk(whole(samples), samples, Request(language="en"), stop)
+        return " ".join(segment.text for said in walk.piece(0) for segment in said.segments).lower().split()
 
 
 def _clip() -> Audio:

@@ -64,16 +64,14 @@ class Job:
     request: Request = field(init=False)
     transcript: Growing | None = None
     """From the first piece on."""
-    reached_s: float = 0.0
-    """Up to this second of its audio, `transcript` is complete."""
     _told_s: float = 0.0
     _informed: bool = False
 
     def tell(self, stage: Stage) -> None:
         """Whoever looks on; never of less than before, not even when the job is transcribed once more."""
-        self._told_s = max(self._told_s, self.reached_s)
-        total_s, tail = (self.transcript.duration, self.transcript.tail(TAIL)) if self.transcript else (None, "")
-        self.watcher.progress(Progress(stage, self._told_s, total_s, tail))
+        so_far = self.transcript or Growing(0.0)
+        self._told_s = max(self._told_s, so_far.until)
+        self.watcher.progress(Progress(stage, self._told_s, so_far.duration or None, so_far.tail(TAIL)))
 
     def inform(self, facts: reply.Facts, language: Language | tuple[None, None]) -> None:
         """Of the audio; only the first time counts."""
@@ -82,4 +80,4 @@ class Job:
             self.watcher.info(reply.info_item(facts, language))
 
     def done_so_far(self) -> dict[str, Any] | None:
-        return reply.partial(self.request, self.transcript, self.reached_s) if self.transcript else None
+        return reply.partial(self.request, self.transcript) if self.transcript else None

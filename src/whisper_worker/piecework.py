@@ -4,14 +4,15 @@ Everything here but the work itself runs on the event loop.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from whisper_worker.stop import Stop, Stopped, in_thread
 
-AHEAD = 2  # pieces for each thread that a job can have
+AHEAD = 2  # pieces for each thread that a job can have, begun before the one that is given now has ended
+HANDED_OVER = 256  # results of one piece that may wait to be taken
 
 Piece = TypeVar("Piece")
 T = TypeVar("T")
@@ -30,49 +31,86 @@ class Piecework:
         self._extra = asyncio.Semaphore(extra)
 
     async def in_order(
-        self, stop: Stop, act: Callable[[Piece], T], pieces: Sequence[Piece], *, side_by_side: bool = True
+        self, stop: Stop, act: Callable[[Piece], Iterable[T]], pieces: Sequence[Piece], *, side_by_side: bool = True
     ) -> AsyncGenerator[T, None]:
-        """`act` of each piece, on the threads, begun and given in their order.
+        """What `act` gives for each piece, on the threads, in the pieces' order; each result as soon as it is there.
 
-        Only so many are begun ahead of the one that is given next: who takes them slowly slows the work down.
-        When one raises, that is raised in its place. When the caller leaves early or is cancelled, `stop` is set, and
-        no thread works on a piece any more when this ends: iterate inside `contextlib.aclosing`.
+        Who takes them slowly slows the work down: only so many pieces are begun, and results made, ahead of the one
+        that is given next. When one raises, that is raised in its place. When the caller leaves early or is cancelled,
+        `stop` is set, and no thread works on a piece any more when this ends: iterate inside `contextlib.aclosing`.
         """
-        results: list[asyncio.Future[T]] = [asyncio.get_running_loop().create_future() for _ in pieces]
-        waiting = iter(zip(pieces, results, strict=True))
+        lines: list[_Line[T]] = [_Line() for _ in pieces]
+        waiting = iter(zip(pieces, lines, strict=True))
         ahead = asyncio.Semaphore(AHEAD * (1 + self._extra_threads))
 
         async def walk(place: AbstractAsyncContextManager[object]) -> None:
             for _ in pieces:
                 await ahead.acquire()
                 async with place:  # given back after each piece: another job may be next
-                    piece, result = next(waiting, (None, None))
-                    if piece is None or result is None:
+                    piece, line = next(waiting, (None, None))
+                    if piece is None or line is None:
                         return
                     try:
-                        result.set_result(await in_thread(self._pool, stop, act, piece))
+                        await in_thread(self._pool, stop, line.hand_over, stop, act, piece)
                     except Exception as error:
-                        result.set_exception(error)
+                        line.end(error)
                     except asyncio.CancelledError:  # this walk, or what it waits for, by `close`
-                        result.set_exception(Stopped())
-                        result.exception()  # seen, even if nobody is left to ask for it
+                        line.end(Stopped())
                         raise
+                    else:
+                        line.end()
 
         helpers = min(self._extra_threads, len(pieces) - 1) if side_by_side else 0
         places: list[AbstractAsyncContextManager[object]] = [nullcontext(), *[self._extra] * helpers]
         walks = [asyncio.create_task(walk(place)) for place in places]
         try:
-            for result in results:
-                yield await asyncio.shield(result)
+            for line in lines:
+                while await line.has_more():
+                    yield line.take()
                 ahead.release()
         finally:
             for task in walks:
                 task.cancel()
             await asyncio.gather(*walks, return_exceptions=True)
-            for result in results:
-                if not result.cancel():
-                    result.exception()  # seen: nobody will ask for it any more
 
     def close(self) -> None:
         """Jobs should have ended."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _Line(Generic[T]):
+    """The results of one piece, on their way from its thread to the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._results: asyncio.Queue[T] = asyncio.Queue(HANDED_OVER)
+        self._news = asyncio.Event()
+        self._has_ended = False
+        self._error: Exception | None = None
+
+    def hand_over(self, stop: Stop, act: Callable[[Piece], Iterable[T]], piece: Piece) -> None:
+        """On the piece's thread, which waits while too many wait to be taken. Raises what `act` raises, or Stopped."""
+        for result in act(piece):
+            stop.result_of(asyncio.run_coroutine_threadsafe(self._put(result), self._loop))
+
+    def end(self, error: Exception | None = None) -> None:
+        self._has_ended, self._error = True, error
+        self._news.set()
+
+    async def has_more(self) -> bool:
+        """False at the end; or raises what ended the piece."""
+        while self._results.empty():
+            if self._error:
+                raise self._error
+            if self._has_ended:
+                return False
+            self._news.clear()
+            await self._news.wait()
+        return True
+
+    def take(self) -> T:
+        return self._results.get_nowait()
+
+    async def _put(self, result: T) -> None:
+        await self._results.put(result)
+        self._news.set()

@@ -54,11 +54,11 @@ def timed(request: Request, segments: Sequence[Segment]) -> Json:
     return output
 
 
-def partial(request: Request, so_far: Growing, reached_s: float) -> Json:
-    """What a job that is broken off has done: up to `reached_s` of its audio."""
+def partial(request: Request, so_far: Growing) -> Json:
+    """What a job that is broken off has done."""
     transcript = so_far.transcript
     return {
-        "seconds_done": round(reached_s, 3),
+        "seconds_done": round(so_far.until, 3),
         "seconds_total": round(so_far.duration, 3),
         **_language((transcript.language, transcript.language_probability)),
         "transcription": FORMATS[request.transcription](transcript.segments),

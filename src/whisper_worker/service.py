@@ -15,7 +15,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any, TypeVar
 
 from whisper_worker import fetch, log, pieces, reply, sources, speech
-from whisper_worker.audio import SAMPLE_RATE, Audio, decode
+from whisper_worker.audio import Audio, decode
 from whisper_worker.errors import EXIT_HUNG, InternalError, OutOfMemory, TimedOut, Unhealthy, WorkerError
 from whisper_worker.health import Health
 from whisper_worker.job import Job
@@ -289,7 +289,7 @@ class Service:
 
     async def _transcribe(self, job: Job, cut: list[Piece], audio: Audio, facts: reply.Facts) -> Growing:
         request, began, so_far = job.request, time.monotonic(), Growing(audio.duration)
-        job.transcript, job.reached_s = so_far, 0.0
+        job.transcript = so_far
         job.tell("transcribe")
         walk = self._engine.walk(cut, audio.samples, request, job.stop)
         log.event("transcribe", job=job.id, level=log.DEBUG, pieces=len(cut))
@@ -298,13 +298,12 @@ class Service:
         side_by_side = not request.condition_on_previous_text
         work = self._pieces.in_order(job.stop, walk.piece, range(len(cut)), side_by_side=side_by_side)
         async with aclosing(work) as results:
-            finished = iter(cut)
             async for said in results:
                 new = so_far.add(said)
-                job.reached_s = next(finished).spans[-1].end / SAMPLE_RATE
                 job.tell("transcribe")
-                await job.watcher.segments(new)
-        job.reached_s = audio.duration
+                if new:
+                    await job.watcher.segments(new)
+        so_far.until = audio.duration
         job.tell("transcribe")
         job.inform(facts, (None, None))  # when nobody speaks
         job.watch.add("queue", (walk.first_run or began) - began)

@@ -1,6 +1,6 @@
 """What the rest of the worker needs of an engine; `engine` says what each member promises."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -15,7 +15,7 @@ class Walk(Protocol):
     first_run: float | None
     language: "Future[Language]"
 
-    def piece(self, index: int) -> Said: ...
+    def piece(self, index: int) -> Iterator[Said]: ...
 
 
 class Transcriber(Protocol):

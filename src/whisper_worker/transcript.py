@@ -1,6 +1,6 @@
 """What the worker makes: words, segments, a transcript. Plain values, all times in seconds of the caller's file."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -50,11 +50,15 @@ Language = tuple[str, float]
 
 @dataclass(frozen=True)
 class Said:
-    """What the model makes of a piece of a file, in the file's times. `translated`: in English, where asked for."""
+    """What the model makes of a part of a file, in the file's times. `translated`: in English, where asked for.
+
+    `until`: with those before it, nothing is missing up to this second.
+    """
 
     segments: tuple[Segment, ...] = ()
     translated: tuple[Segment, ...] = ()
     language: Language | None = None
+    until: float = 0.0
 
     def shifted(self, frames: int) -> "Said":
         """With places in the audio that the model heard (`Segment.seek`) so much later."""
@@ -66,13 +70,14 @@ class Said:
 
 
 class Growing:
-    """The transcript and the translation of a file of `duration` seconds, which grow by a piece at a time, in order.
+    """The transcript and the translation of a file of `duration` seconds, which grow by a part at a time, in order.
 
-    What has been added is final: later pieces change nothing in it.
+    What has been added is final: later parts change nothing in it. `until`: so far it is complete, in seconds.
     """
 
     def __init__(self, duration: float, said: Iterable[Said] = ()) -> None:
         self.duration = duration
+        self.until = 0.0
         self._language: Language | tuple[None, None] = None, None
         self._segments: list[Segment] = []
         self._translated: list[Segment] = []
@@ -83,9 +88,10 @@ class Growing:
         """The segments of the transcript that are new."""
         if said.language and not self._language[0]:
             self._language = said.language
-        new = within(said.segments, self.duration, first_id=len(self._segments) + 1)
+        self.until = max(self.until, min(said.until, self.duration))
+        new = within(said.segments, self.duration, after=self._segments)
         self._segments += new
-        self._translated += within(said.translated, self.duration, first_id=len(self._translated) + 1)
+        self._translated += within(said.translated, self.duration, after=self._translated)
         return new
 
     @property
@@ -106,19 +112,21 @@ class Growing:
         return text[-characters:].strip()
 
 
-def within(segments: Iterable[Segment], duration: float, first_id: int = 1) -> tuple[Segment, ...]:
-    """The segments that lie inside a file of `duration` seconds, in order, numbered from `first_id` on.
+def within(segments: Iterable[Segment], duration: float, after: Sequence[Segment] = ()) -> tuple[Segment, ...]:
+    """The segments that lie inside a file of `duration` seconds, in order, numbered, behind those `after` which they
+    come.
 
     The model believes in windows of 30 s: on short files it gives ends, even whole segments, past the end of the
     audio. Such ends are clamped, such segments dropped, and `start <= end` holds for segments and words alike.
     """
     kept: list[Segment] = []
+    earliest = after[-1].start if after else 0.0
     for segment in sorted(segments, key=lambda s: s.start):
         if segment.start >= duration:
             continue
-        start, end = _clamp(segment.start, segment.end, duration)
+        start, end = _clamp(max(segment.start, earliest), segment.end, duration)
         words = segment.words and tuple(_word_within(word, duration) for word in segment.words)
-        kept.append(replace(segment, id=first_id + len(kept), start=start, end=end, words=words))
+        kept.append(replace(segment, id=len(after) + len(kept) + 1, start=start, end=end, words=words))
     return tuple(kept)
 
 
