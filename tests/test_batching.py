@@ -157,6 +157,16 @@ def test_what_was_begun_first_is_finished_first() -> None:
     assert run.batches == [[0], [2], [3], [1], [4], [5], [6]]
 
 
+def test_of_one_owners_items_those_of_a_lower_rank_go_first() -> None:
+    run = Doubler()
+    with batcher(run, size=1) as b:
+        with busy(run, b):
+            futures = [b.submit(item, owner="one", rank=rank, since=0) for item, rank in ((3, 2), (1, 0), (2, 1))]
+            futures += [b.submit(4, owner="another", rank=9, since=-1)]
+        results(futures)
+    assert run.batches == [[0], [4], [1], [2], [3]]
+
+
 def test_newcomers_never_keep_others_from_going_on() -> None:
     run = Doubler()
     with batcher(run, size=1) as b:

@@ -29,6 +29,7 @@ class _Entry(Generic[Item, Result]):
     owner: Hashable
     arrived: float
     since: float
+    rank: int
     has_sequel: bool
     future: "Future[Result]" = field(default_factory=Future)
 
@@ -83,15 +84,17 @@ class Batcher(Generic[Item, Result]):
         key: Hashable = None,
         owner: Hashable = None,
         since: float | None = None,
+        rank: int = 0,
         has_sequel: bool = False,
     ) -> "Future[Result]":
         """The future of the item's result. Raises BatcherClosed after `close()`.
 
         `since`: when, in monotonic seconds, the work began that the item goes on with, if not now: what was begun first
-        is finished first. `has_sequel`: the owner goes on with it as soon as it has the result.
+        is finished first. `rank`: of the owner's items, those with a lower one go first. `has_sequel`: the owner goes on
+        with it as soon as it has the result.
         """
         now = time.monotonic()
-        entry: _Entry[Item, Result] = _Entry(item, key, owner, now, now if since is None else since, has_sequel)
+        entry: _Entry[Item, Result] = _Entry(item, key, owner, now, now if since is None else since, rank, has_sequel)
         with self._changed:
             if self._closed:
                 raise BatcherClosed("submitted after close()")
@@ -184,7 +187,7 @@ class _Turns(Generic[Item, Result]):
 
     Owners who come with nothing waiting yet are newcomers, and go before those who have led: so one with a single item
     is served before the next of those with many. But no more than `PATIENCE` newcomers pass them in a row. Among
-    newcomers, and among the entries of one owner, that one is first whose work began first.
+    newcomers that one is first whose work began first, and so it is among the entries of one owner that rank alike.
     """
 
     def __init__(self) -> None:
@@ -209,7 +212,7 @@ class _Turns(Generic[Item, Result]):
         if entry.owner not in self._entries:
             self._entries[entry.owner] = []
             self._newcomers[entry.owner] = None
-        insort(self._entries[entry.owner], entry, key=lambda entry: entry.since)
+        insort(self._entries[entry.owner], entry, key=lambda entry: (entry.rank, entry.since))
 
     def take(self, size: int) -> list[_Entry[Item, Result]]:
         """Up to `size` entries of one key, their futures running. Empty when all that waited had been cancelled."""

@@ -260,6 +260,7 @@ class Walk:
             on_language=self._note_language,
             on_run=self._note_run,
             keeps=TRANSLATED_WINDOWS if request.translate else 1,
+            rank=index,  # the segments of the first piece that isn't done are waited for
         )
         with engine.called_for(caller):
             for segment in self._segments(index, speech, "transcribe", known, self._transcribed):

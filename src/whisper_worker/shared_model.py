@@ -98,6 +98,7 @@ class Window:
     def __init__(self, mel: Mel, frames: int) -> None:
         self.mel = mel
         self.frames = frames
+        self.since = time.monotonic()
         self.encoded: StorageView | None = None
 
     def padded(self) -> Mel:
@@ -115,7 +116,8 @@ class Caller:
     `stop`: the job's; it also tells jobs apart, which take turns. `passes`: does a generation result of CTranslate2
     pass the job's quality gates? Without it no window is fitted. `on_language` is called with the first window's
     languages when they are asked for, most probable first, `on_run` when a window reaches the model. `keeps`: so many
-    windows last seen are found again, with their encoding, when the piece is gone through once more.
+    windows last seen are found again, with their encoding, when the piece is gone through once more. `rank`: of the
+    job's pieces, those with a lower one are served first.
     """
 
     stop: Stop
@@ -123,11 +125,11 @@ class Caller:
     on_language: Callable[[Languages], None] = lambda _: None
     on_run: Callable[[], None] = lambda: None
     keeps: int = 1
+    rank: int = 0
     languages: Languages | None = None
     features: tuple[Any, Mel] | None = None
 
     def __post_init__(self) -> None:
-        self.since = time.monotonic()  # a piece that was begun first is finished first: its segments are waited for
         self.windows: deque[Window] = deque(maxlen=self.keeps)
 
 
@@ -271,7 +273,8 @@ class SharedModel:
             call,
             key=(call.kind, call.window.frames, call.same),
             owner=call.caller.stop,
-            since=call.caller.since,
+            since=call.window.since,
+            rank=call.caller.rank,
             has_sequel=call.kind == "detect_language",
         )
         return call.caller.stop.result_of(future)
