@@ -90,8 +90,8 @@ class Batcher(Generic[Item, Result]):
         """The future of the item's result. Raises BatcherClosed after `close()`.
 
         `since`: when, in monotonic seconds, the work began that the item goes on with, if not now: what was begun first
-        is finished first. `rank`: of the owner's items, those with a lower one go first. `has_sequel`: the owner goes on
-        with it as soon as it has the result.
+        is finished first. `rank`: of one owner's items, those with a lower one go first. `has_sequel`: the owner goes
+        on with it as soon as it has the result.
         """
         now = time.monotonic()
         entry: _Entry[Item, Result] = _Entry(item, key, owner, now, now if since is None else since, rank, has_sequel)
