@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from served import THREADS, answer, job, service, service_and_health, speech_for
 from whisper_worker.errors import EXIT_HUNG, ShuttingDown, Unhealthy
 from whisper_worker.live import Progress, Watcher
 from whisper_worker.service import Service
+from whisper_worker.settings import Threads
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Said
@@ -38,6 +40,7 @@ class FirstPieceOnly:
     """Says something in the first piece that comes; the others run until they are stopped."""
 
     def __init__(self) -> None:
+        self.segment = segment(0, 1)
         self.is_said = threading.Event()
         self.goes_on = threading.Event()
         self.stopped = threading.Event()
@@ -48,7 +51,7 @@ class FirstPieceOnly:
             is_first = not self.is_said.is_set()
             self.is_said.set()
         if is_first:
-            return Said((segment(0, 1),), language=("en", 0.9))
+            return Said((self.segment,), language=("en", 0.9))
         self.goes_on.set()
         try:
             while True:
@@ -285,3 +288,59 @@ def test_where_nobody_speaks_the_model_is_not_suspected() -> None:
     deaf = Deaf(cured_by=1)
     assert heard_by(deaf, job(wav(pcm(silence(3)))))[0]["transcription"] == ""
     assert deaf.engine.reloads == 0
+
+
+# --- threads that don't end
+
+
+def stubborn(entered: threading.Event, released: threading.Event) -> FakeEngine:
+    """Its piece reads no stop."""
+
+    def act(speech: Speech, stop: Stop) -> Said:
+        entered.set()
+        assert released.wait(30)
+        return Said()
+
+    return FakeEngine(act)
+
+
+def test_a_job_over_its_time_is_answered_though_a_thread_goes_on_and_keeps_its_place_until_that_ends() -> None:
+    entered, released = threading.Event(), threading.Event()
+    engine = stubborn(entered, released)
+
+    async def run(served: Service) -> None:
+        assert (await served.run(job(timeout_s=0.5)))["error"] == "TIMEOUT: the job took longer than 0.5 s"
+        assert served.is_winding_up
+        second = asyncio.create_task(served.run(job()))
+        await asyncio.sleep(0.2)
+        assert engine.pieces == 1  # there is one place only
+        released.set()
+        assert "error" not in await second
+        assert not served.is_winding_up
+
+    with service(engine, Threads(inter=1, intra=1, batch=1, jobs=1, media=1)) as served:
+        asyncio.run(run(served))
+
+
+def test_a_thread_that_never_ends_makes_the_worker_unhealthy() -> None:
+    entered, released = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        with service_and_health(stubborn(entered, released), WINDOW_TIMEOUT_S="0.3") as (served, health):
+            cancelled = asyncio.create_task(served.run(job()))
+            assert await asyncio.to_thread(entered.wait, 30)
+            cancelled.cancel()
+            with health.alarm.heard() as alarm:
+                assert (await alarm).exit_code == EXIT_HUNG
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            released.set()
+
+    asyncio.run(run())
+
+
+def test_a_score_that_is_no_number_does_not_take_the_answer_of_a_broken_off_job_with_it() -> None:
+    act = FirstPieceOnly()
+    act.segment = replace(segment(0, 1), avg_logprob=float("nan"))
+    output = answer(long_job(timeout_s=1, condition_on_previous_text=True), FakeEngine(act), **PIECES)
+    assert output == {"error": "TIMEOUT: the job took longer than 1 s"}
