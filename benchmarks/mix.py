@@ -106,11 +106,11 @@ class Mix:
         self._bad = [*_bad_inputs(), *_bad_files()]
 
     def draw(self) -> Kind:
-        draws = {self._good: 10, self._long_one: 1, self._silent: 1, self._bad_one: 6, self._cancelled: 3}
+        draws = {self.good: 10, self._long_one: 1, self._silent: 1, self._bad_one: 6, self._cancelled: 3}
         (draw,) = self._random.choices(list(draws), list(draws.values()))
         return draw()
 
-    def _good(self) -> Kind:
+    def good(self) -> Kind:
         sound = self._random.choice(self._sounds)
         return self._short(sound.words, sound.files)
 
@@ -150,7 +150,7 @@ class Mix:
     def _cancelled(self) -> Kind:
         moment = self._random.choice(("waits", "downloads", "runs"))
         if moment == "waits":
-            return replace(self._good(), name="cancelled: waits", cancelled_while_it="waits")
+            return replace(self.good(), name="cancelled: waits", cancelled_while_it="waits")
         if moment == "downloads":
             stalling = Kind("cancelled: downloads", {}, "TIMEOUT", ROUTES["/stall"])
             return replace(stalling, cancelled_while_it="downloads")

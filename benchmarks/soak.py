@@ -9,7 +9,7 @@ import re
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import psutil
 import requests
 from file_server import FileServer
-from local_endpoint import ENDPOINT_ID, HANG_UP, Job, LocalEndpoint
+from local_endpoint import ENDPOINT_ID, HANG_UP, TAKE_AND_HANG_UP, Job, LocalEndpoint
 from worker_process import WorkerProcess
 
 from benchmarks.contenders import START_S, model
@@ -40,10 +40,15 @@ IS_IN_ALL = False  # a check, and a long one
 JOB_S = 240.0  # at most, from a job's sending to its end
 POST_S = 60.0
 IDLE_S = 30.0  # at most, from the last job's end to a heartbeat that names none
+CLOSED_S = 10.0  # and then until its files are closed
 RESULT_TIMEOUT_S = 2
 SAMPLES = 120  # at least, of the process
 ROWS = 10  # of the table over time
 WARM_UP = 0.1  # of the run: pools fill, and the allocator's arenas
+MORE_FILES = 10  # connections that are kept for the next job, in the end beside those after the first job
+MORE_THREADS = 10  # in the end, beside the most in the first half, when the pools may yet have been filling
+MORE_MEMORY = 1.2  # the last quarter's, of the first's
+STEADY_MINUTES = 5.0  # a shorter run says nothing about memory
 TOLD = 20  # of the jobs that went wrong, and of the lines in the log
 
 SETTINGS = {
@@ -66,6 +71,7 @@ class Fault(NamedTuple):
 
 FAULTS = [
     *(Fault("job-done", status, most=4) for status in (500, 502, HANG_UP, 429)),
+    Fault("job-done", TAKE_AND_HANG_UP, most=2),
     *(Fault("job-take", status, most=2) for status in (500, HANG_UP, 400, 204)),
     Fault("job-take", 429, weight=0.2),  # the SDK takes no jobs for 5 s
     Fault("job-stop", 500),
@@ -94,6 +100,8 @@ class Sent:
         job, expected = self.job, self.kind.expected
         if not job.is_final:
             return "lost", f"it is {job.status}"
+        if any(result != job.results[0] for result in job.results):
+            return "wrong", "it has several results that differ"
         if job.status == "CANCELLED":
             return ("cancelled", None) if self.kind.cancelled_while_it else ("wrong", "nobody cancelled it")
         if job.status == "FAILED":
@@ -139,9 +147,10 @@ class Run:
     """What is left of a worker that has ended."""
 
     sent: Sequence[Sent]
-    samples: Sequence[Sample]  # the first before any job, the last when all had ended
+    samples: Sequence[Sample]  # the first after one job, the last when all had ended
     exit_code: int
     files_left: int
+    files_open: Sequence[str]  # of the temporary ones, when all jobs had ended
     log: Sequence[str]
 
     @property
@@ -167,9 +176,24 @@ class Run:
             told.append(f"the worker ended with code {self.exit_code}")
         if not self._said("event=shutdown jobs=0 ") or not self._said("event=shutdown_done unanswered=0"):
             told.append("told to end, the worker still held jobs")
+        return [*told, *self._leaks(), *(f"in the log: {line.splitlines()[0]}" for line in self.errors[:TOLD])]
+
+    def _leaks(self) -> Iterator[str]:
         if self.files_left:
-            told.append(f"{self.files_left} temporary files are left")
-        return [*told, *(f"in the log: {line.splitlines()[0]}" for line in self.errors[:TOLD])]
+            yield f"{self.files_left} temporary files are left"
+        if self.files_open:
+            yield f"{len(self.files_open)} temporary files stay open: {', '.join(self.files_open[:TOLD])}"
+        if len(self.samples) < 2:
+            return
+        first, *during, last = self.samples
+        if last.open_files > first.open_files + MORE_FILES:
+            yield f"{last.open_files} files are open in the end, after the first job there were {first.open_files}"
+        most = max(sample.threads for sample in (first, *during[: len(during) // 2]))
+        if last.threads > most + MORE_THREADS:
+            yield f"{last.threads} threads are left in the end, in the first half they were {most} at most"
+        before, after = self.quarters_bytes or (0.0, 0.0)
+        if last.minutes - first.minutes >= STEADY_MINUTES and after > MORE_MEMORY * before:
+            yield f"memory has grown from {before / MiB:.0f} MiB in the first quarter to {after / MiB:.0f} in the last"
 
     def log_of(self, job: Job) -> list[str]:
         return [line for line in self.log if f"job={job.id} " in f"{line} "]
@@ -196,7 +220,7 @@ def run(options: Namespace) -> Report:
         notes=[
             "Right: a short clip's words all are, a long file's for the most part. The faults of the endpoint and of "
             "the file server are such that every good job can succeed.",
-            "Memory, files and threads are those of the worker's process; the first row is before any job, the last "
+            "Memory, files and threads are those of the worker's process; the first row is after one job, the last "
             "when all have ended. The quarters are those of the time after a warm-up, the first tenth.",
         ],
         failures=ended.failures(),
@@ -221,21 +245,26 @@ def _run(options: Namespace) -> Run:
             worker.wait_until_ready(START_S)
             callers = Callers(mix, endpoint, files, worker)
             watch = Watch(worker, callers)
+            callers.send(mix.good)
+            _wait_until_idle(endpoint, worker, folder)
             watch.look()
             with callers.calling(options.jobs_at_once), _faults(endpoint, options):
                 watch.look_for(options.minutes * 60)
-            _wait_until_idle(endpoint, worker)
+            files_open = _wait_until_idle(endpoint, worker, folder)
             watch.look()
             exit_code = worker.stop()
             files_left = sum(1 for _ in Path(folder).rglob("*"))
-            return Run(callers.sent, watch.samples, exit_code, files_left, worker.messages)
+            return Run(callers.sent, watch.samples, exit_code, files_left, files_open, worker.messages)
 
 
-def _wait_until_idle(endpoint: LocalEndpoint, worker: WorkerProcess) -> None:
-    """A cancelled job has ended for its caller before it has for the worker."""
+def _wait_until_idle(endpoint: LocalEndpoint, worker: WorkerProcess, folder: str) -> list[str]:
+    """A cancelled job has ended for its caller before it has for the worker, and for its threads. The files in the
+    folder that stay open all the same."""
     before = len(endpoint.pings)
     with suppress(AssertionError):  # the worker has ended, or says at its end which jobs it has
         worker.wait_for(lambda: len(endpoint.pings) > before and not endpoint.pings[-1], IDLE_S)
+        worker.wait_for(lambda: not worker.open_files_in(Path(folder)), CLOSED_S)
+    return [] if worker.has_ended else worker.open_files_in(Path(folder))
 
 
 class Callers:
@@ -265,13 +294,14 @@ class Callers:
 
     def _call(self) -> None:
         while not (self._over.is_set() or self._worker.has_ended):
-            with self._lock:
-                kind = self._mix.draw()
-                self._number += 1
-                path = f"/{self._number}{kind.suffix}"
-            self._send(kind, path)
+            self.send(self._mix.draw)
 
-    def _send(self, kind: Kind, path: str) -> None:
+    def send(self, draw: Callable[[], Kind]) -> None:
+        """A job, and wait until it has ended."""
+        with self._lock:
+            kind = draw()
+            self._number += 1
+            path = f"/{self._number}{kind.suffix}"
         job_input = kind.input
         if kind.route:
             self._files.routes[path] = kind.route
@@ -376,6 +406,7 @@ def _end_table(ended: Run) -> Table:
     rows: list[tuple[str, float | int | None]] = [
         ("exit code", ended.exit_code),
         ("temporary files left", ended.files_left),
+        ("temporary files still open", len(ended.files_open)),
         ("errors in the log", len(ended.errors)),
         ("traces in the log, expected causes included", traces),
         ("deliveries tried again", sum(line.startswith("event=delivery_retried ") for line in ended.log)),

@@ -1,16 +1,16 @@
 """One RunPod endpoint on a loopback address: the API that callers use, and the queue that workers take jobs from.
 
 The server runs on the event loop of its own thread, and only that thread changes its state. Tests read the state from
-theirs, wait for a change of it with `wait_for`, and order faults with `fail_next` and `slow`. How RunPod's servers
-behave is known from the SDK and the documentation alone.
+theirs, wait for a change of it with `wait_for`, and order faults with `fail_next`, `slow` and `answers_held`. How
+RunPod's servers behave is known from the SDK and the documentation alone.
 """
 
 import asyncio
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Thread
@@ -24,6 +24,7 @@ WORKER_ID = "worker-1"
 MAX_REQUEST_BYTES = 20_000_000
 SYNC_WAIT_MS = 90_000
 HANG_UP = 0  # in place of a status
+TAKE_AND_HANG_UP = -1  # the same, when the request has been dealt with
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMED_OUT")
 
 T = TypeVar("T")
@@ -87,6 +88,7 @@ class LocalEndpoint:
         self.most_in_progress = 0  # jobs that workers held at the same moment
         self.slow: dict[str, float] = {}  # operation, such as "job-done" → seconds until it is answered
         self.max_result_bytes = MAX_REQUEST_BYTES  # a larger job-done is answered 413
+        self._held: set[str] = set()
         self._faults: dict[str, deque[int]] = {}
         self._stops: dict[str, list[str]] = {}  # worker → ids of jobs that it should stop
         self._unfinished: set[asyncio.Future[web.StreamResponse]] = set()
@@ -148,12 +150,22 @@ class LocalEndpoint:
 
     def fail_next(self, operation: str, status: int, times: int = 1) -> None:
         """Answer the next requests of a kind (`job-take`, single or batch; `job-done`, `run` …) with `status` alone, or
-        with `HANG_UP` close the connection without an answer."""
+        with `HANG_UP` or `TAKE_AND_HANG_UP` close the connection without an answer."""
         self._faults.setdefault(operation, deque()).extend([status] * times)
 
     def faults_left(self, operation: str) -> int:
         """So many of those that were ordered have met no request yet."""
         return len(self._faults.get(operation, ()))
+
+    @contextmanager
+    def answers_held(self, operation: str) -> Iterator[None]:
+        """Inside the `with`, requests of a kind are dealt with, but their answers don't leave."""
+        self._loop.call_soon_threadsafe(self._held.add, operation)
+        try:
+            yield
+        finally:
+            self._loop.call_soon_threadsafe(self._held.discard, operation)
+            self._loop.call_soon_threadsafe(self._changed)
 
     def release_polls(self) -> None:
         """End the requests for work that are open now, as if their time were over."""
@@ -246,10 +258,15 @@ class LocalEndpoint:
         await asyncio.sleep(self.slow.get(operation, 0))
         if faults := self._faults.get(operation):
             status = faults.popleft()
-            if status == HANG_UP and request.transport:
+            if status == TAKE_AND_HANG_UP:
+                await handler(request)
+            if status in (HANG_UP, TAKE_AND_HANG_UP) and request.transport:
                 request.transport.close()
-            return web.Response(status=status or 500)
-        return await handler(request)
+            return web.Response(status=status if status > 0 else 500)
+        answer = await handler(request)
+        while operation in self._held:
+            await self._change.wait()
+        return answer
 
     def _job(self, request: web.Request) -> Job:
         try:

@@ -11,7 +11,7 @@ import requests
 from aiohttp import ClientSession
 from caller import STATION, STATION_WORDS, WINDOW, Caller, words
 from file_server import FileServer
-from local_endpoint import ENDPOINT_ID, HANG_UP, WORKER_ID, LocalEndpoint
+from local_endpoint import ENDPOINT_ID, HANG_UP, TAKE_AND_HANG_UP, WORKER_ID, LocalEndpoint
 from media import CLIP_WORDS
 from worker_process import WorkerProcess
 
@@ -218,6 +218,37 @@ def test_the_first_body_that_is_small_enough_is_the_result(round_: Round) -> Non
     assert [post["output"] for post in round_.job.posts] == ["small"]
 
 
+def test_a_result_that_was_taken_without_an_answer_is_sent_again_as_it_was(round_: Round) -> None:
+    round_.endpoint.fail_next("job-done", TAKE_AND_HANG_UP)
+
+    async def act() -> None:
+        async with round_.courier() as courier:
+            await courier.result(({"output": body} for body in ("large", "small")), streamed=False)
+
+    run(act())
+    assert round_.job.posts == [{"output": "large"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("status", "size", "arrives", "tries"),
+    [(400, 1_000, "large", 2), (400, 1_000_001, "small", 2), (413, 1_000, "small", 2), (403, 1_000, None, 1)],
+    ids=["400 of a small one", "400 of a large one", "413", "403"],
+)
+def test_a_result_that_is_refused_is_sent_again_or_smaller_or_not_any_more(
+    round_: Round, status: int, size: int, arrives: str | None, tries: int
+) -> None:
+    round_.endpoint.fail_next("job-done", status)
+    bodies = {"large": "x" * size, "small": "y"}
+
+    async def act() -> None:
+        async with round_.courier() as courier:
+            await courier.result(({"output": body} for body in bodies.values()), streamed=False)
+
+    run(act())
+    assert [post["output"] for post in round_.job.posts] == ([bodies[arrives]] if arrives else [])
+    assert round_.tries() == tries
+
+
 def test_a_body_that_gets_no_answer_is_not_followed_by_a_smaller_one(round_: Round) -> None:
     round_.endpoint.fail_next("job-done", 500, times=1000)
 
@@ -244,6 +275,35 @@ def test_an_item_that_is_given_up_lets_those_behind_it_have_one_try_each(round_:
 
     run(act())
     assert round_.job.output == [1, 2, 3]
+
+
+@pytest.mark.parametrize("status", [401, 404, 413])
+def test_an_item_that_runpod_refuses_is_lost_and_the_log_says_so(
+    round_: Round, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    round_.endpoint.fail_next("job-stream", status)
+
+    async def act() -> None:
+        async with round_.courier() as courier:
+            await courier.item({"n": 1})
+            assert courier.has_lost_items
+
+    run(act())
+    assert f'event=item_lost job={round_.job.id} why="HTTP {status}"' in caplog.text
+    assert round_.tries("job-stream") == 1
+
+
+def test_after_a_lost_item_the_next_one_does_not_hold_up_the_job_for_as_long(round_: Round) -> None:
+    round_.endpoint.fail_next("job-stream", 404)
+
+    async def act() -> None:
+        async with round_.courier(timeout_s=60) as courier:
+            await courier.item({"n": 1})
+            round_.endpoint.slow["job-stream"] = NEVER_S
+            await asyncio.wait_for(courier.item({"n": 2}), delivery.ITEM_RETRY_S / 2)
+
+    run(act())
+    assert round_.tries("job-stream") == 2
 
 
 def test_a_job_that_is_cancelled_does_not_go_on_with_its_delivery(round_: Round) -> None:
@@ -310,6 +370,37 @@ def test_the_newest_progress_is_reported_and_only_when_it_has_changed() -> None:
             reports.progress(at(3))
             assert await courier.arrived_s() == 3
         assert courier.carried.empty()
+
+    run(act())
+
+
+def test_nothing_is_reported_once_the_job_is_not_wanted() -> None:
+    async def act() -> None:
+        courier, is_wanted = NotedCourier(), asyncio.Event()
+        is_wanted.set()
+        async with Reports(courier, SOON_S, is_wanted.is_set) as reports:
+            reports.progress(at(1))
+            assert await courier.arrived_s() == 1
+            is_wanted.clear()
+            reports.progress(at(2))
+            await asyncio.sleep(20 * SOON_S)
+        assert courier.carried.empty()
+
+    run(act())
+
+
+class BrokenCourier(NotedCourier):
+    async def report(self, _: dict[str, Any]) -> None:
+        self.set_out.set()
+        raise ZeroDivisionError
+
+
+def test_a_fault_in_reporting_is_nothing_to_the_job() -> None:
+    async def act() -> None:
+        courier = BrokenCourier()
+        async with Reports(courier, SOON_S) as reports:
+            reports.progress(at(1))
+            await courier.set_out.wait()
 
     run(act())
 

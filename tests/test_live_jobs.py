@@ -198,6 +198,16 @@ def test_an_item_that_runpod_did_not_take_is_sent_again_before_the_next(streamin
     assert streaming.endpoint.requests[f"job-stream/{WORKER_ID}/{job.id}"] == 4
 
 
+def test_when_no_item_is_taken_the_result_still_arrives_with_all_of_them(files: FileServer) -> None:
+    with place(files, STREAMING="true", RESULT_RETRY_S="1") as streaming:
+        streaming.endpoint.fail_next("job-stream", 500, times=1000)
+        job = streaming.run({"audio_base64": STATION})
+        output = streaming.caller.result(job.id)["output"]
+    assert job.streamed == []
+    assert [item["type"] for item in output] == ["info", "segments", "result"]
+    assert words(output[-1]["transcription"]) == STATION_WORDS
+
+
 def test_items_that_are_too_large_together_leave_the_segments_to_the_stream(files: FileServer) -> None:
     with place(files, STREAMING="true", MAX_INLINE_BYTES="1000") as streaming:
         job = streaming.run({"audio_base64": STATION, "word_timestamps": True})
@@ -379,18 +389,17 @@ class Crowd:
     cancelled: Job
     others: list[Job]
     fifth: Job
-    files_left: list[Path]
 
 
 @pytest.fixture(scope="module")
-def crowd(crowded: Place, tmp_folder: Path) -> Crowd:
+def crowd(crowded: Place) -> Crowd:
     first, cancelled, *rest = (crowded.run(LONG_JOB) for _ in range(4))
     for job in (first, cancelled, *rest):
         crowded.wait_until_transcribing(job)
     fifth = crowded.run({"audio_base64": WINDOW})
     crowded.caller.cancel(cancelled.id)
     crowded.worker.wait_for(lambda: all(job.is_final for job in (first, *rest, fifth)))
-    return Crowd(cancelled, [first, *rest], fifth, list(tmp_folder.rglob("*")))
+    return Crowd(cancelled, [first, *rest], fifth)
 
 
 def text(job: Job) -> str:
@@ -413,10 +422,6 @@ def test_nothing_is_posted_for_a_cancelled_job(crowd: Crowd) -> None:
     assert (crowd.cancelled.status, crowd.cancelled.posts) == ("CANCELLED", [])
 
 
-def test_cancelled_and_finished_jobs_leave_no_file(crowd: Crowd) -> None:
-    assert crowd.files_left == []
-
-
 def test_a_job_shorter_than_the_interval_has_no_report(crowd: Crowd) -> None:
     assert crowd.fifth.posts == crowd.fifth.results
 
@@ -428,3 +433,17 @@ def test_a_job_that_is_cancelled_while_it_downloads_ends_before_its_download(cro
     # The thread in the socket notices after STALL_S.
     crowded.worker.wait_for_message("event=job_cancelled", f"job={job.id} ", timeout_s=STALL_S / 2)
     assert job.posts == []
+
+
+def test_jobs_that_have_ended_leave_no_file_not_even_one_without_a_name(
+    crowded: Place, crowd: Crowd, files: FileServer, tmp_folder: Path
+) -> None:
+    worker, stalls = crowded.worker, crowded.run({"audio": f"{FILES}/stall"})
+    jobs = [crowded.run({"audio": f"{FILES}/{name}"}) for name in ("window.ogg", "page", "missing")]
+    worker.wait_for(lambda: all(job.is_final for job in jobs))
+    worker.wait_for(lambda: worker.open_files_in(tmp_folder))  # where it would be seen if one stayed
+    crowded.caller.cancel(stalls.id)
+    for job in (crowd.cancelled, stalls):
+        worker.wait_for_message("event=job_cancelled", f"job={job.id} ")
+    worker.wait_for(lambda: not worker.open_files_in(tmp_folder), timeout_s=10)  # a thread closes them
+    assert list(tmp_folder.rglob("*")) == []

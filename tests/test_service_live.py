@@ -1,7 +1,9 @@
 """What can be seen of a job while it runs, and how jobs are broken off, told with a fake engine."""
 
 import asyncio
+import gc
 import threading
+import time
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,8 @@ from fakes import FakeEngine, segment
 from media import pcm, silence, wav
 from served import THREADS, answer, job, service, service_and_health, speech_for
 
-from whisper_worker.errors import EXIT_HUNG, ShuttingDown, Unhealthy
+from whisper_worker import fetch
+from whisper_worker.errors import EXIT_HUNG, DownloadFailed, ShuttingDown, Unhealthy
 from whisper_worker.live import Progress, Watcher
 from whisper_worker.service import Service
 from whisper_worker.settings import Threads
@@ -208,6 +211,68 @@ def test_jobs_are_ended_with_what_they_have_done_and_later_ones_never_start() ->
     with service(engine, **PIECES) as served:
         asyncio.run(run(served))
     assert engine.pieces == 2
+
+
+class Download:
+    """In place of `fetch.download`: ends when it is told to, with `error` if there is one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        monkeypatch.setattr(fetch, "download", self)
+        self.has_begun = threading.Event()
+        self._may_end = threading.Event()
+        self._error = error
+
+    def __call__(self, *_: object) -> None:
+        self.has_begun.set()
+        assert self._may_end.wait(30)
+        if self._error:
+            raise self._error
+
+    def end_within_this_turn(self) -> None:
+        """The event loop can't know of it yet: it stands still meanwhile."""
+        self._may_end.set()
+        time.sleep(0.1)
+
+
+URL_JOB = {"id": "job", "input": {"audio": "https://files.test/talk.mp3"}}
+
+
+def test_a_cancellation_that_comes_when_the_download_ends_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, notes, download = FakeEngine(), Notes(), Download(monkeypatch)
+
+    async def run(served: Service) -> None:
+        running = asyncio.create_task(served.run(URL_JOB, notes))
+        assert await asyncio.to_thread(download.has_begun.wait, 30)
+        download.end_within_this_turn()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with service(engine) as served:
+        asyncio.run(run(served))
+    assert {note.stage for note in notes.all} == {"download"}
+    assert engine.pieces == 0
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_cancellation_that_comes_when_the_download_fails_leaves_no_complaint_of_asyncio(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, turns: int
+) -> None:
+    download = Download(monkeypatch, DownloadFailed("the server is gone"))
+
+    async def run(served: Service) -> None:
+        running = asyncio.create_task(served.run(URL_JOB))
+        assert await asyncio.to_thread(download.has_begun.wait, 30)
+        download.end_within_this_turn()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+
+    with service() as served:
+        asyncio.run(run(served))
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_when_the_model_hangs_jobs_are_answered_though_their_threads_never_end() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from whisper_worker.errors import NotAudio
-from whisper_worker.stop import Alarm, Stop, Stopped, in_loose_thread, in_thread
+from whisper_worker.stop import Alarm, Stop, Stopped, in_loose_thread, in_thread, is_set_within
 
 InThread = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -262,3 +262,30 @@ def test_who_no_longer_waits_is_forgotten() -> None:
 
     asyncio.run(run())
     assert not alarm._hearers
+
+
+# --- waiting for an event
+
+
+@pytest.mark.parametrize("seconds", [60, None])
+def test_a_cancellation_that_comes_with_the_event_is_not_lost(seconds: float | None) -> None:
+    async def main() -> None:
+        event = asyncio.Event()
+        waiting = asyncio.create_task(is_set_within(event, seconds))
+        await turns_of_the_loop()
+        event.set()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
+
+
+def test_an_event_is_waited_for_until_it_is_set_or_the_time_is_over() -> None:
+    async def main() -> None:
+        event = asyncio.Event()
+        assert not await is_set_within(event, 0.001)
+        asyncio.get_running_loop().call_soon(event.set)
+        assert await is_set_within(event, 60)
+
+    asyncio.run(main())

@@ -94,6 +94,14 @@ class WorkerProcess:
     def events(self, name: str) -> list[str]:
         return [message for message in self.messages if message.startswith(f"event={name} ")]
 
+    def open_files_in(self, folder: Path) -> list[str]:
+        """Also those that have no name there, or have lost it."""
+        files = []
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                files.append(str(link.readlink()))
+        return [file for file in files if file.startswith(f"{folder}/")]
+
     def wait_for_message(self, *parts: str, timeout_s: float = 60) -> str:
         """The first message with all of `parts` in it. Fails once the worker has ended without."""
 
@@ -123,6 +131,10 @@ class WorkerProcess:
     def send(self, signal_number: int) -> None:
         """To the worker alone, not to its heartbeat."""
         self._process.send_signal(signal_number)
+
+    def send_to_all(self, signal_number: int) -> None:
+        """To the worker and its heartbeat."""
+        os.killpg(self._process.pid, signal_number)
 
     def wait_until_ended(self, timeout_s: float = 60) -> int:
         """By itself, with all its children: they share its output. The exit code."""

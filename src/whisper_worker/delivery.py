@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from io import BytesIO
 from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -125,10 +126,10 @@ class Courier:
 
     async def _try(self, url: str, data: bytes, timeout_s: float) -> tuple[Outcome, str]:
         headers = {**HEADERS, "X-Request-ID": self._job_id}
+        body = BytesIO(data)  # sent in parts, between which the loop is free
+        timeout = ClientTimeout(total=timeout_s)
         try:
-            async with self._session.post(
-                url, data=data, headers=headers, timeout=ClientTimeout(total=timeout_s)
-            ) as answer:
+            async with self._session.post(url, data=body, headers=headers, timeout=timeout) as answer:
                 await answer.read()
         except asyncio.TimeoutError:
             return Outcome.UNANSWERED, f"no answer within {timeout_s:g} s"
@@ -168,7 +169,9 @@ class Reports(Watcher):
 
     async def __aexit__(self, *_: object) -> None:
         self._over.set()
-        await asyncio.wait([self._sending])  # whatever becomes of a report, it's nothing to the job
+        await asyncio.wait([self._sending])
+        if error := self._sending.exception():  # whatever becomes of a report, it's nothing to the job
+            log.event("report_failed", level=log.ERROR, error=error)
 
     async def _send(self) -> None:
         sent = None

@@ -143,6 +143,7 @@ class Service:
         with self._closing.heard() as closing, self._health.alarm.heard() as hung:
             if not (closing.done() or hung.done()):
                 task = asyncio.create_task(work())
+                task.add_done_callback(_see)  # a cancellation may come when it has just failed
                 ends: list[asyncio.Future[Any]] = [task, closing, hung]
                 try:
                     left_s = max(limit_s - job.watch.total_s, 0)
@@ -174,7 +175,6 @@ class Service:
         self._winding_up.add(task)
         task.add_done_callback(lambda _: alarm.cancel())
         task.add_done_callback(self._winding_up.discard)
-        task.add_done_callback(_see)
         until, cancelled = time.monotonic() + patience_s, False
         while not (task.done() or hung.done()) and (left_s := until - time.monotonic()) > 0:
             try:
