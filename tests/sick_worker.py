@@ -1,6 +1,7 @@
 """The worker with a model that falls ill when it is told to: a program like `handler.py`, and who tells it.
 
-It is told in a file, which is read before each `generate`; the rest of the worker, and of the model, is real.
+It is told in a file, which is read before each `encode` and `generate`; the rest of the worker, and of the model, is
+real.
 """
 
 import json
@@ -20,6 +21,8 @@ LOOK_S = 0.01
 class Sickness:
     """What is wrong with the model."""
 
+    where: str = "generate"
+    """Which calls go wrong: those of `generate`, or of `encode`."""
     error: str | None = None
     """The text of the RuntimeError that a call raises."""
     hangs: bool = False
@@ -27,7 +30,7 @@ class Sickness:
     slow_s: float = 0
     """A call takes so much longer."""
     deaf: bool = False
-    """A call hears nothing, in whatever it is given."""
+    """A call of `generate` hears nothing, in whatever it is given."""
     after: int = 0
     """So many calls still go well."""
     calls: int | None = None
@@ -75,29 +78,34 @@ class Patient:
         with self._lock:
             self._is_reloaded = True
 
+    def encode(self, features: Any, **options: Any) -> Any:
+        self._suffer("encode")
+        return self._model.encode(features, **options)
+
     def generate(self, features: Any, prompts: list[list[int]], **options: Any) -> Any:
-        sickness = self._suffer()
-        if sickness.error:
-            raise RuntimeError(sickness.error)
-        if sickness.deaf:
+        if self._suffer("generate").deaf:
             options["max_length"] = len(prompts[0]) + 1  # then it says when it begins, and not a word
         return self._model.generate(features, prompts, **options)
 
-    def _suffer(self) -> Sickness:
-        """What is wrong with this call, once the time is over that it takes longer."""
+    def _suffer(self, where: str) -> Sickness:
+        """What is wrong with this call, once the time is over that it takes longer. Raises RuntimeError if it fails."""
         began = time.monotonic()
-        number, sickness = self._begin()
+        number, sickness = self._begin(where)
         while sickness.hangs or time.monotonic() < began + sickness.slow_s:
             if self._read()[0] != number:
-                return self._suffer()
+                return self._suffer(where)
             time.sleep(LOOK_S)
+        if sickness.error:
+            raise RuntimeError(sickness.error)
         return sickness
 
-    def _begin(self) -> tuple[int, Sickness]:
+    def _begin(self, where: str) -> tuple[int, Sickness]:
         with self._lock:
             number, sickness = self._read()
             if number != self._number:
                 self._number, self._calls, self._is_reloaded = number, 0, False
+            if sickness.where != where:
+                return number, Sickness()
             self._calls += 1
             wrong = self._calls - sickness.after
             is_well = wrong <= 0 or wrong > (sickness.calls or wrong) or (sickness.until_reload and self._is_reloaded)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
 from caller import SILENCE, STATION, STATION_WORDS, WINDOW, Caller, words
 from file_server import FileServer
 from local_endpoint import WORKER_ID, Job, LocalEndpoint
@@ -28,6 +29,7 @@ LONG = {  # the clip over and over compresses so well that each window would be 
     "temperature_increment_on_fallback": 0,
 }
 ENV = {"LOG_LEVEL": "DEBUG", "INTER_THREADS": "2", "PIECE_SECONDS": "6", "PROGRESS_INTERVAL_S": "0.1"}
+NO_REPORTS = {"PROGRESS_INTERVAL_S": "3600"}  # in the way of what happens to results
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,13 @@ def test_the_operators_deadline_and_a_callers_both_hold(tmp_path: Path) -> None:
 # --- too little memory
 
 
-def test_a_call_without_enough_memory_is_made_again_alone(lasting: Ward) -> None:
-    lasting.model.ail(error=OUT_OF_MEMORY, calls=1)
+@pytest.mark.parametrize("where", ["encode", "generate"])
+def test_a_call_without_enough_memory_is_made_again_alone(where: str, lasting: Ward) -> None:
+    failed_before = len(lasting.worker.events("model_call_failed"))
+    lasting.model.ail(where=where, error=OUT_OF_MEMORY, calls=1)
     assert lasting.said([lasting.caller.run(SHORT)]) == [CLIP_WORDS]
-    lasting.worker.wait_for_message("event=model_call_failed windows=1 ", OUT_OF_MEMORY)
+    [failed] = lasting.worker.events("model_call_failed")[failed_before:]
+    assert OUT_OF_MEMORY in failed
 
 
 def test_one_call_without_enough_memory_leaves_all_jobs_right(lasting: Ward) -> None:
@@ -241,6 +246,41 @@ def test_a_worker_past_help_ends_by_itself_and_says_why(past_help: PastHelp) -> 
     assert past_help.exit_code == past_help.illness.exit_code
 
 
+def test_a_device_that_fails_in_a_batch_of_several_jobs_fails_them_all(tmp_path: Path) -> None:
+    with ward(tmp_path, env={"INTER_THREADS": "1", "INTRA_THREADS": "1", "BATCH_SIZE": "4"}) as visited:
+        visited.model.ail(hangs=True)
+        visited.begin(SHORT)
+        visited.worker.wait_for_message("event=model_call ", "jobs=1 ")
+        jobs = visited.begin(OTHER, SHORT, OTHER)
+        visited.results([visited.caller.run({"audio_base64": SILENCE})])  # by then those before it wait for the model
+        visited.model.ail(where="encode", **ILLEGAL_ACCESS)
+        assert visited.worker.wait_until_ended() == EXIT_SICK
+        assert [result["error"].split(": ")[0] for result in visited.results(jobs)] == ["WORKER_UNHEALTHY"] * 3
+        assert any("windows=3 jobs=3 " in call for call in visited.worker.events("model_call"))
+
+
+def test_a_worker_past_help_tells_it_though_runpod_does_not_listen_at_once(tmp_path: Path) -> None:
+    with ward(tmp_path, env=NO_REPORTS) as visited:
+        visited.model.ail(hangs=True)
+        jobs = visited.begin(SHORT)
+        visited.endpoint.fail_next("job-done", 500, times=6)
+        visited.model.ail(**ILLEGAL_ACCESS)
+        assert visited.worker.wait_until_ended() == EXIT_SICK
+        assert visited.results(jobs)[0]["error"].startswith("WORKER_UNHEALTHY: ")
+
+
+def test_the_local_api_is_watched_as_well(tmp_path: Path) -> None:
+    model, arguments = Control(tmp_path), ("--rp_serve_api", "--rp_api_host", "127.0.0.1", "--rp_api_port", "0")
+    env = {**ENV, FILE: str(model.file), "WINDOW_TIMEOUT_S": "2"}
+    with WorkerProcess(None, *arguments, program=("tests/sick_worker.py",), **env) as worker:
+        url = worker.wait_for_message("running on http://").partition(" on ")[2].split()[0]
+        worker.wait_for_message("event=warmed_up ", timeout_s=0)
+        model.ail(hangs=True)
+        with requests.post(f"{url}/runsync", json={"input": SHORT}, timeout=60) as response:
+            assert response.json()["error"].startswith("WORKER_UNHEALTHY: ")
+        assert worker.wait_until_ended() == EXIT_HUNG
+
+
 def test_a_worker_whose_model_is_found_deaf_ends_though_it_has_no_job(tmp_path: Path) -> None:
     with ward(tmp_path, hold_s=600, env={"CANARY_JOBS": "1"}) as visited:
         visited.model.ail(deaf=True)
@@ -272,6 +312,31 @@ def hurry_by_a_second_signal(visited: Ward) -> None:
     visited.worker.send(signal.SIGTERM)
 
 
+@pytest.mark.parametrize("symptoms", [{"hangs": True}, {"slow_s": 600}], ids=["hangs", "is slow"])
+def test_told_to_end_the_worker_ends_though_a_call_of_the_model_goes_on(
+    symptoms: dict[str, Any], tmp_path: Path
+) -> None:
+    with ward(tmp_path, env={"SHUTDOWN_GRACE_S": "1"}) as visited:
+        visited.model.ail(**symptoms)
+        jobs = visited.begin(SHORT)
+        visited.tell_to_end()
+        assert visited.worker.wait_until_ended() == 0
+        assert [result["error"].split(": ")[0] for result in visited.results(jobs)] == ["SHUTTING_DOWN"]
+
+
+def test_heartbeats_go_on_while_a_job_does_after_a_signal_to_the_whole_group(tmp_path: Path) -> None:
+    with ward(tmp_path) as visited:
+        visited.model.ail(hangs=True)
+        jobs = visited.begin(SHORT)
+        visited.worker.send_to_all(signal.SIGTERM)
+        visited.worker.wait_for_message("event=shutdown ")
+        heard = len(visited.endpoint.pings)
+        visited.worker.wait_for(lambda: visited.endpoint.pings[heard:].count(jobs) > 1)
+        visited.model.heal()
+        assert visited.worker.wait_until_ended() == 0
+        assert visited.said(jobs) == [CLIP_WORDS]
+
+
 @pytest.mark.parametrize(("grace_s", "hurry"), [("1", hurry_by_its_grace), ("600", hurry_by_a_second_signal)])
 def test_a_job_that_is_not_done_in_time_for_the_end_fails_with_what_is_done(
     grace_s: str, hurry: Callable[[Ward], None], tmp_path: Path
@@ -297,6 +362,27 @@ def test_a_job_that_the_open_request_for_work_brings_after_the_signal_is_answere
         assert visited.requests_for_work == 1
 
 
+def test_a_result_in_a_long_pause_between_two_tries_is_delivered_before_the_end(tmp_path: Path) -> None:
+    with ward(tmp_path, env={**NO_REPORTS, "SHUTDOWN_GRACE_S": "1"}) as visited:
+        visited.endpoint.fail_next("job-done", 500, times=7)
+        job_id = visited.caller.run(SHORT)
+        visited.worker.wait_for_message("event=delivery_retried ", "pause_s=8")
+        visited.tell_to_end()
+        assert visited.worker.wait_until_ended() == 0
+        assert visited.said([job_id]) == [CLIP_WORDS]
+
+
+def test_a_result_that_runpod_never_takes_is_named_in_the_log_at_the_end(tmp_path: Path) -> None:
+    with ward(tmp_path, env={**NO_REPORTS, "SHUTDOWN_GRACE_S": "1"}) as visited:
+        visited.endpoint.fail_next("job-done", 500, times=1000)
+        job_id = visited.caller.run(SHORT)
+        visited.worker.wait_for_message("event=delivery_retried ")
+        visited.tell_to_end()
+        assert visited.worker.wait_until_ended() == 0
+        [lost] = visited.worker.events("result_lost")
+        assert f"job={job_id} " in lost
+
+
 def test_an_idle_worker_waits_for_its_open_request_no_longer_than_its_grace(tmp_path: Path) -> None:
     with ward(tmp_path, hold_s=600, env={"SHUTDOWN_GRACE_S": "1"}) as visited:
         visited.tell_to_end()
@@ -310,6 +396,76 @@ def test_an_idle_worker_ends_when_its_open_request_is_over_and_makes_no_other(tm
         visited.endpoint.release_polls()
         assert visited.worker.wait_until_ended() == 0
         assert visited.requests_for_work == 1
+
+
+# --- streams
+
+
+@dataclass(frozen=True)
+class BrokenOff:
+    """What is left of a streamed job that was broken off when some of its segments were out."""
+
+    code: str
+    items: list[dict[str, Any]]
+    result: dict[str, Any]
+
+
+def over_its_time(visited: Ward) -> str:
+    [job_id] = visited.begin({**LONG, "timeout_s": 5})
+    return job_id
+
+
+def over_the_workers_time(visited: Ward) -> str:
+    [job_id] = visited.begin(LONG)
+    visited.worker.wait_for(lambda: len(visited.job(job_id).streamed) > 1)
+    visited.tell_to_end()
+    return job_id
+
+
+BREAKS = {"TIMEOUT": over_its_time, "SHUTTING_DOWN": over_the_workers_time}
+
+
+@pytest.fixture(scope="module", params=BREAKS)
+def broken_off(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BrokenOff:
+    env = {"STREAMING": "true", "SHUTDOWN_GRACE_S": "1"}
+    with ward(tmp_path_factory.mktemp("ward"), env=env) as visited:
+        visited.model.ail(slow_s=2, after=2)
+        job_id = BREAKS[request.param](visited)
+        return BrokenOff(request.param, list(visited.caller.stream(job_id)), visited.caller.result(job_id))
+
+
+def test_readers_of_a_stream_that_is_broken_off_get_what_is_done_and_then_the_error(broken_off: BrokenOff) -> None:
+    info, *segments, error = broken_off.items
+    assert (info["type"], error["type"], error["code"]) == ("info", "error", broken_off.code)
+    streamed = [segment for item in segments for segment in item["segments"]]
+    assert streamed == broken_off.result["output"]["partial"]["segments"]
+    assert streamed
+
+
+def test_a_streamed_job_that_is_broken_off_fails_with_what_is_done(broken_off: BrokenOff) -> None:
+    assert (broken_off.result["status"], broken_off.result["error"].split(": ")[0]) == ("FAILED", broken_off.code)
+    assert_is_part_of_long(broken_off.result["output"]["partial"])
+
+
+# --- cancelled
+
+
+def test_a_job_that_is_cancelled_while_it_is_handed_out_is_not_begun_and_another_goes_on(tmp_path: Path) -> None:
+    with ward(tmp_path, hold_s=600) as visited:
+        asked_for_stops = f"job-stop/{WORKER_ID}"
+        visited.worker.wait_for(lambda: visited.endpoint.requests[asked_for_stops] == 1)
+        with visited.endpoint.answers_held("job-take"):
+            cancelled = visited.caller.run(SHORT)
+            visited.worker.wait_for(lambda: visited.job(cancelled).status == "IN_PROGRESS")
+            visited.caller.cancel(cancelled)
+            visited.worker.wait_for(lambda: visited.endpoint.requests[asked_for_stops] == 2)
+        visited.worker.wait_for_message("event=job_cancelled ", f"job={cancelled} ")
+        assert visited.said([visited.caller.run(OTHER)]) == [STATION_WORDS]
+        assert not any(f"job={cancelled} " in message for message in visited.worker.events("job_start"))
+        assert visited.job(cancelled).posts == []
+
+
+# --- told to end while it starts
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])

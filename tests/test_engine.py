@@ -5,6 +5,7 @@ import threading
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,13 @@ from media import CLIP_WORDS, RATE, noise, silence, speech
 
 from whisper_worker.audio import decode
 from whisper_worker.engine import Engine, Walk
-from whisper_worker.errors import BadInput, OutOfMemory, UnknownModel
+from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy, UnknownModel
 from whisper_worker.models import ModelFiles, find
 from whisper_worker.pieces import Piece, cut
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.speech import listen
 from whisper_worker.stop import Stop, Stopped
-from whisper_worker.transcript import Growing, Transcript
+from whisper_worker.transcript import Growing, Said, Transcript
 
 NOTHING_SAID = Transcript(segments=(), language=None, language_probability=None)
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
@@ -35,7 +36,7 @@ def request(**options: Any) -> Request:
 def transcribe(engine: Engine, samples: Any, piece_s: float = 60, **options: Any) -> Transcript:
     asked = request(**options)
     walk, pieces = walk_through(engine, samples, asked, Stop(), piece_s)
-    done = Growing(len(samples) / RATE, map(walk.piece, range(len(pieces))))
+    done = Growing(len(samples) / RATE, chain.from_iterable(map(walk.piece, range(len(pieces)))))
     return done.translation if asked.translate else done.transcript
 
 
@@ -44,6 +45,10 @@ def walk_through(
 ) -> tuple[Walk, list[Piece]]:
     pieces = cut(listen(samples, Stop()), max_s=piece_s, keep_silence=not asked.enable_vad)
     return engine.walk(pieces, samples, asked, stop), pieces
+
+
+def said_in(walk: Walk, index: int) -> list[Said]:
+    return list(walk.piece(index))
 
 
 def text_of(transcript: Transcript) -> str:
@@ -345,7 +350,7 @@ def test_a_job_is_stopped_within_a_window_even_where_no_segment_comes(
     skipped = request(enable_vad=False, logprob_threshold=0, no_speech_threshold=0)  # no window gives a segment
     walk, _ = walk_through(english, silence(50), skipped, stop)
     with pytest.raises(Stopped):
-        walk.piece(0)
+        list(walk.piece(0))
     assert len(windows) == 1
 
 
@@ -354,7 +359,7 @@ def test_a_stopped_job_does_not_start(english: Engine) -> None:
     walk, _ = walk_through(english, speech(), request(), stop)
     stop.set()
     with pytest.raises(Stopped):
-        walk.piece(0)
+        list(walk.piece(0))
 
 
 def test_pieces_without_a_language_do_not_wait_for_a_first_that_failed(
@@ -368,7 +373,7 @@ def test_pieces_without_a_language_do_not_wait_for_a_first_that_failed(
 
     monkeypatch.setattr(multilingual._whisper, "transcribe", fail)
     with ThreadPoolExecutor(2) as pool:
-        later, first = pool.submit(walk.piece, 1), pool.submit(walk.piece, 0)
+        later, first = pool.submit(said_in, walk, 1), pool.submit(said_in, walk, 0)
         with pytest.raises(RuntimeError, match="no"):
             first.result(30)
         with pytest.raises(Stopped):
@@ -386,7 +391,7 @@ def test_a_stopped_piece_does_not_wait_for_the_language(multilingual: Engine) ->
     stop = WatchedStop()
     walk, _ = walk_through(multilingual, np.tile(speech(), 3), request(), stop, piece_s=5)
     with ThreadPoolExecutor(1) as pool:
-        later = pool.submit(walk.piece, 1)
+        later = pool.submit(said_in, walk, 1)
         assert waits.wait(30)
         stop.set()
         with pytest.raises(Stopped):
@@ -404,6 +409,19 @@ def test_too_little_memory_is_told_apart(message: str, english: Engine, monkeypa
     monkeypatch.setattr(english._whisper, "transcribe", fail)
     with pytest.raises(OutOfMemory):
         transcribe(english, speech())
+
+
+def test_a_model_that_could_not_be_loaded_again_makes_the_worker_unhealthy(tmp_path: Path) -> None:
+    bundled, folder = find("bundled"), tmp_path / "model"
+    folder.symlink_to(bundled.folder)
+    engine = load(ModelFiles(bundled.name, folder))
+    folder.unlink()
+    with pytest.raises(RuntimeError):
+        engine.reload()
+    with pytest.raises(Unhealthy) as failure:
+        transcribe(engine, speech())
+    assert failure.value.exit_code == EXIT_SICK
+    engine.close()
 
 
 def test_weights_are_given_back() -> None:

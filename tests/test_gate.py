@@ -118,3 +118,16 @@ def test_the_longest_stay_is_that_of_who_went_in_first(gate: Gate, monkeypatch: 
         now = 106.0
         assert gate.longest_s == 1
     assert gate.longest_s == 0
+
+
+def test_the_longest_stay_leaves_out_who_is_alone_unwatched_but_not_those_after_it(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("whisper_worker.gate.time.monotonic", lambda: now)
+    with gate.alone(watched=False):
+        now = 1000.0
+        assert gate.longest_s == 0
+    with gate.together():
+        now = 1001.0
+        assert gate.longest_s == 1

@@ -111,6 +111,7 @@ class Courier:
             outcome, why = await self._try(url, data, timeout_s)
             if outcome not in (Outcome.FAILED, Outcome.UNANSWERED):
                 return outcome, why
+            pause_s = FIRST_PAUSE_S if self._in_haste.is_set() else pause_s
             if time.monotonic() + pause_s > give_up_at:
                 log.event("delivery_failed", job=self._job_id, level=log.WARNING, why=why)
                 return outcome, why
@@ -120,7 +121,7 @@ class Courier:
 
     async def _pause(self, seconds: float) -> None:
         if self._in_haste.is_set():
-            await asyncio.sleep(FIRST_PAUSE_S)
+            await asyncio.sleep(seconds)
         else:
             await is_set_within(self._in_haste, seconds)
 

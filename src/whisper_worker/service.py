@@ -156,7 +156,7 @@ class Service:
                     return task.result()
             for ending in (hung, closing):
                 if ending.done():
-                    raise ending.result()
+                    raise ending.result().with_traceback(None)  # shared by all jobs, and it would grow with each
             raise TimedOut(f"the job took longer than {limit_s:g} s")
 
     async def _break_off(
