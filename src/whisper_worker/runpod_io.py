@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from whisper_worker.engine import Engine
     from whisper_worker.service import Service
 
+LAST_ANSWERS_S = 2.0
+
 Json = dict[str, Any]
 
 
@@ -88,10 +90,12 @@ def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
     from whisper_worker.job_loop import JobLoop
     from whisper_worker.service import Service
 
-    health = Health(engine, settings, on_alarm=lambda error: end_process_in(LAST_RESORT_S, error.exit_code))
-    service = Service(settings, threads, engine, health)
     arguments, _ = runpod.serverless.parser.parse_known_args()
     takes_jobs = _is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
+    # The job loop ends in order, if it can; on this machine there is nothing to wait for but the answers.
+    end_within_s = LAST_RESORT_S if takes_jobs else LAST_ANSWERS_S
+    health = Health(engine, settings, on_alarm=lambda error: end_process_in(end_within_s, error.exit_code))
+    service = Service(settings, threads, engine, health)
     signals: list[int] = []
     rp_scale.JobScaler = partial(JobLoop, service=service, health=health, settings=settings, signals=signals)
 
