@@ -117,11 +117,15 @@ def assert_is_part_of_long(partial: dict[str, Any]) -> None:
 
 
 def test_a_job_ends_at_its_callers_deadline_with_what_is_done_and_another_goes_on(lasting: Ward) -> None:
-    lasting.model.ail(slow_s=3, after=2)
-    late, other = lasting.begin({**LONG, "timeout_s": 5}, OTHER)
+    lasting.model.ail(slow_s=1)
+    [late] = lasting.begin({**LONG, "timeout_s": 10})
+    lasting.worker.wait_for(lambda: any(report["seconds_done"] for report in lasting.job(late).reports))
+    lasting.model.ail(hangs=True)  # else it would be done in time
+    [other] = lasting.begin(OTHER)
     result = lasting.caller.result(late)
-    assert (result["status"], result["error"]) == ("FAILED", "TIMEOUT: the job took longer than 5 s")
+    assert (result["status"], result["error"]) == ("FAILED", "TIMEOUT: the job took longer than 10 s")
     assert_is_part_of_long(result["output"]["partial"])
+    lasting.model.heal()
     assert lasting.said([other]) == [STATION_WORDS]
 
 

@@ -230,6 +230,24 @@ def test_an_alarm_is_heard_by_all_who_wait_from_any_thread() -> None:
     assert asyncio.run(run()) == ["fire"] * 3
 
 
+def test_all_hear_an_alarm_before_any_can_act_on_it() -> None:
+    alarm: Alarm[str] = Alarm()
+
+    async def run() -> None:
+        with alarm.heard() as first, alarm.heard() as second, alarm.heard() as third:
+            all_futures = (first, second, third)
+            seen: list[list[bool]] = []
+            for future in all_futures:
+                future.add_done_callback(lambda _: seen.append([f.done() for f in all_futures]))
+            ringer = threading.Thread(target=alarm.ring, args=["fire"])
+            ringer.start()
+            await asyncio.gather(*all_futures)
+            ringer.join()
+            assert seen == [[True] * 3] * 3
+
+    asyncio.run(run())
+
+
 def test_who_comes_later_hears_the_first_message_at_once_and_later_ones_do_not_count() -> None:
     alarm: Alarm[str] = Alarm()
     assert [alarm.ring("fire"), alarm.ring("flood"), alarm.has_rung] == [True, False, True]

@@ -128,7 +128,8 @@ class JobLoop(JobScaler):  # type: ignore[misc]
             end_process_in(grace_s + LAST_RESORT_S, 0)
             log.event("shutdown", jobs=self.job_progress.get_job_count(), grace_s=grace_s)
             await self._until(lambda: self._has_ended_all() or len(self._signals) > 1 or sick.done(), grace_s)
-        self._service.end_jobs(ShuttingDown("the worker ended before the job was done: send it again"))
+        if not sick.done():  # else they have heard the same alarm
+            self._service.end_jobs(ShuttingDown("the worker ended before the job was done: send it again"))
         await self._until(lambda: not self.current_occupancy(), LAST_WORDS_S)
         for job in self.job_progress:
             log.event("result_lost", job=str(job), level=log.ERROR, why="the worker ended")

@@ -85,9 +85,10 @@ class Alarm(Generic[T]):
                 return False
             self._rung.append(message)
             hearers = list(self._hearers)
-        for future in hearers:
-            with suppress(RuntimeError):  # its loop has ended meanwhile
-                future.get_loop().call_soon_threadsafe(_settle, future, message)
+        for loop in {future.get_loop() for future in hearers}:
+            with suppress(RuntimeError):  # it has ended meanwhile
+                # All in one turn: who hears it first may act on the others.
+                loop.call_soon_threadsafe(_settle, [f for f in hearers if f.get_loop() is loop], message)
         return True
 
     @contextmanager
@@ -106,9 +107,10 @@ class Alarm(Generic[T]):
             future.cancel()
 
 
-def _settle(future: "asyncio.Future[T]", message: T) -> None:
-    if not future.done():
-        future.set_result(message)
+def _settle(futures: "list[asyncio.Future[T]]", message: T) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(message)
 
 
 async def in_thread(pool: Executor, stop: Stop, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
