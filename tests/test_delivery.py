@@ -167,9 +167,11 @@ class Round:
         return self.endpoint.requests[f"{operation}/{WORKER_ID}/{self.job.id}"]
 
     @asynccontextmanager
-    async def courier(self, timeout_s: float = 10, retry_s: float = 60) -> AsyncIterator[Courier]:
+    async def courier(
+        self, timeout_s: float = 10, retry_s: float = 60, in_haste: asyncio.Event | None = None
+    ) -> AsyncIterator[Courier]:
         async with ClientSession() as session:
-            yield Courier(session, self.job.id, timeout_s=timeout_s, retry_s=retry_s)
+            yield Courier(session, self.job.id, timeout_s=timeout_s, retry_s=retry_s, in_haste=in_haste)
 
 
 @pytest.fixture
@@ -481,4 +483,60 @@ def test_a_report_that_runpod_does_not_answer_holds_up_the_result_only_for_its_t
             await courier.result([{"output": "done"}], streamed=False)
 
     run(act())
-    assert round_.job.posts == [{"output": "done"}] * 2
+    assert round_.job.posts == [{"output": "done"}]
+
+
+# --- in haste
+
+
+def test_in_haste_an_item_that_is_not_answered_is_let_go_and_the_result_arrives(
+    round_: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "HASTY_TRY_S", 0.05)
+    round_.endpoint.slow["job-stream"] = NEVER_S
+    in_haste = asyncio.Event()
+
+    async def act() -> None:
+        async with round_.courier(in_haste=in_haste) as courier:
+            sending = asyncio.create_task(courier.item({"n": 1}))
+            await asyncio.to_thread(round_.endpoint.wait_for, lambda: round_.tries("job-stream"))
+            in_haste.set()
+            await sending
+            await courier.report({"progress": 0.5})
+            await courier.result([{"output": "done"}], streamed=True)
+
+    run(act())
+    assert round_.job.posts == [{"output": "done"}]
+
+
+def test_in_haste_a_result_that_is_not_answered_is_tried_again_at_once(
+    round_: Round, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "HASTY_TRY_S", 0.05)
+    round_.endpoint.slow["job-done"] = NEVER_S
+    in_haste = asyncio.Event()
+
+    async def act() -> None:
+        async with round_.courier(in_haste=in_haste) as courier:
+            sending = asyncio.create_task(courier.result([{"output": "done"}], streamed=False))
+            await asyncio.to_thread(round_.endpoint.wait_for, round_.tries)
+            del round_.endpoint.slow["job-done"]
+            in_haste.set()
+            await sending
+
+    run(act())
+    assert round_.job.status == "COMPLETED"
+
+
+def test_a_report_that_could_not_be_sent_is_not_the_last(round_: Round, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = round_.endpoint.worker_env()["RUNPOD_WEBHOOK_POST_OUTPUT"].replace("$RUNPOD_POD_ID", WORKER_ID)
+
+    async def act() -> None:
+        async with round_.courier() as courier:
+            monkeypatch.setattr(delivery, "JOB_DONE_URL", "http://127.0.0.1:9/$ID?")  # nobody listens
+            await courier.report({"progress": 0.1})
+            monkeypatch.setattr(delivery, "JOB_DONE_URL", url)
+            await courier.report({"progress": 0.2})
+
+    run(act())
+    assert round_.job.posts == [{"status": "IN_PROGRESS", "output": {"progress": 0.2}}]

@@ -21,6 +21,7 @@ from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy, U
 from whisper_worker.models import ModelFiles, find
 from whisper_worker.pieces import Piece, cut
 from whisper_worker.request import InputRules, Request, parse_request
+from whisper_worker.shared_model import Caller
 from whisper_worker.speech import listen
 from whisper_worker.stop import Stop, Stopped
 from whisper_worker.transcript import Growing, Said, Transcript
@@ -422,6 +423,21 @@ def test_a_model_that_could_not_be_loaded_again_makes_the_worker_unhealthy(tmp_p
         transcribe(engine, speech())
     assert failure.value.exit_code == EXIT_SICK
     engine.close()
+
+
+def test_the_model_is_asked_for_earlier_pieces_first(english: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks: list[int] = []
+
+    def called_for(caller: Caller) -> Any:
+        ranks.append(caller.rank)
+        return english._model.called_for(caller)
+
+    monkeypatch.setattr(english, "called_for", called_for)
+    walk, pieces = walk_through(english, np.tile(speech(), 3), request(), Stop(), piece_s=5)
+    for index in range(len(pieces)):
+        list(walk.piece(index))
+    assert ranks == list(range(len(pieces)))
+    assert len(ranks) > 1
 
 
 def test_weights_are_given_back() -> None:

@@ -228,3 +228,17 @@ def test_nothing_is_reported_of_a_cancelled_job_whose_threads_need_a_while_to_en
     engine.act = act
     with loop_of(engine, PIECE_SECONDS="5", PROGRESS_INTERVAL_S=f"{interval_s}") as loop:
         asyncio.run(run(loop))
+
+
+def test_a_stop_that_comes_when_its_job_has_ended_does_not_stop_another_try_of_it(loop: JobLoop) -> None:
+    session: Any = Session()
+
+    async def run() -> None:
+        for _ in range(2):
+            loop.job_progress.add({"id": "again", "input": {}})
+            await loop.jobs_queue.put(job(id="again"))
+            await loop.handle_job(session, await loop.jobs_queue.get())
+            await loop.stop_job("again")
+
+    asyncio.run(run())
+    assert len(session.posted) == 2

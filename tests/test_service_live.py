@@ -141,6 +141,25 @@ def test_a_cancelled_stream_has_ended_when_it_says_so() -> None:
         asyncio.run(run(served))
 
 
+def test_a_stream_that_is_cancelled_twice_has_ended_when_it_says_so() -> None:
+    entered, released = threading.Event(), threading.Event()
+
+    async def run(served: Service) -> None:
+        reader = asyncio.create_task(items_of(served, job()))
+        assert await asyncio.to_thread(entered.wait, 30)
+        for _ in range(3):
+            reader.cancel()
+            await asyncio.sleep(0.02)
+        assert not reader.done()
+        released.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert not served.is_winding_up
+
+    with service(stubborn(entered, released)) as served:
+        asyncio.run(run(served))
+
+
 # --- progress
 
 

@@ -187,7 +187,8 @@ class _Turns(Generic[Item, Result]):
 
     Owners who come with nothing waiting yet are newcomers, and go before those who have led: so one with a single item
     is served before the next of those with many. But no more than `PATIENCE` newcomers pass them in a row. Among
-    newcomers that one is first whose work began first, and so it is among the entries of one owner that rank alike.
+    newcomers that one is first whose first entry's work began first. Among the entries of one owner the lowest rank is
+    first, and then the work that began first.
     """
 
     def __init__(self) -> None:

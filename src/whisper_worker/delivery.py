@@ -12,12 +12,12 @@ from enum import Enum, auto
 from io import BytesIO
 from typing import Any
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout
 from runpod.serverless.modules.rp_http import JOB_DONE_URL, JOB_STREAM_URL
 
 from whisper_worker import log
 from whisper_worker.live import Progress, Watcher
-from whisper_worker.stop import is_set_within
+from whisper_worker.stop import is_set_within, wait_out
 
 Json = dict[str, Any]
 
@@ -25,6 +25,7 @@ HEADERS = {"charset": "utf-8", "Content-Type": "application/x-www-form-urlencode
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 REPORT_TIMEOUT_S = 15.0  # the result waits for a report on its way
 ASTRAY_S = 10.0  # after which one without an answer has arrived, or never will
+HASTY_TRY_S = 3.0
 ITEM_RETRY_S = 10.0  # the job waits for an item on its way; one that is given up is in the result as well
 SMALL_BYTES = 1_000_000  # what RunPod refuses with 400 and isn't larger has another fault
 
@@ -40,8 +41,8 @@ class Outcome(Enum):
 class Courier:
     """Carries one job's reports, items and result, each after the one before has arrived or been given up.
 
-    Once `in_haste` is set there is little time left: then it pauses no longer than `FIRST_PAUSE_S`, and only for
-    results.
+    Once `in_haste` is set there is little time left: then each try is over within `HASTY_TRY_S`, and each pause within
+    `FIRST_PAUSE_S`; only results are tried again, and nothing is reported.
     """
 
     def __init__(
@@ -59,17 +60,18 @@ class Courier:
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._in_haste = in_haste or asyncio.Event()
-        self.has_lost_report = False
+        self._report_astray_until = 0.0
 
     async def report(self, progress: Json) -> None:
         """In one try: the next one is newer."""
-        if self.has_lost_report or self._in_haste.is_set():
+        if time.monotonic() < self._report_astray_until or self._in_haste.is_set():
             return
         body = {"status": "IN_PROGRESS", "output": progress}
         outcome, _ = await self._deliver(
             JOB_DONE_URL, body, timeout_s=min(REPORT_TIMEOUT_S, self._timeout_s), retry_s=0
         )
-        self.has_lost_report = outcome is Outcome.UNANSWERED
+        if outcome is Outcome.UNANSWERED:
+            self._report_astray_until = time.monotonic() + ASTRAY_S
 
     async def item(self, item: Json) -> None:
         """For the readers of `/stream`. After one that is lost, the job isn't held up for long any more."""
@@ -87,21 +89,37 @@ class Courier:
 
     async def result(self, bodies: Iterable[Json], *, streamed: bool) -> None:
         """The first of the bodies that isn't too large for RunPod."""
-        for body in bodies:
-            outcome, why = await self._deliver(
-                JOB_DONE_URL, body, timeout_s=self._timeout_s, retry_s=self._retry_s, streamed=streamed
+
+        async def deliver(body: Json) -> tuple[Outcome, str]:
+            return await self._deliver(
+                JOB_DONE_URL,
+                body,
+                timeout_s=self._timeout_s,
+                retry_s=self._retry_s,
+                is_result=True,
+                streamed=streamed,
             )
+
+        for body in bodies:
+            outcome, why = await deliver(body)
             if outcome is not Outcome.TOO_LARGE:
                 break
         if outcome is not Outcome.TAKEN:
             log.event("result_lost", job=self._job_id, level=log.ERROR, why=why)
-        elif self.has_lost_report:
+        elif (left_s := self._report_astray_until - time.monotonic()) > 0:
             # It may yet arrive, and would take the result back: the job would be in progress for ever.
-            await is_set_within(self._in_haste, ASTRAY_S)
-            await self._deliver(JOB_DONE_URL, body, timeout_s=self._timeout_s, retry_s=self._retry_s, streamed=streamed)
+            await is_set_within(self._in_haste, left_s)
+            await deliver(body)
 
     async def _deliver(
-        self, url: str, body: Json, *, timeout_s: float, retry_s: float, streamed: bool = False
+        self,
+        url: str,
+        body: Json,
+        *,
+        timeout_s: float,
+        retry_s: float,
+        is_result: bool = False,
+        streamed: bool = False,
     ) -> tuple[Outcome, str]:
         """What became of it, and RunPod's last answer."""
         data = await asyncio.to_thread(_encoded, body)
@@ -110,6 +128,8 @@ class Courier:
         while True:
             outcome, why = await self._try(url, data, timeout_s)
             if outcome not in (Outcome.FAILED, Outcome.UNANSWERED):
+                return outcome, why
+            if self._in_haste.is_set() and not is_result:
                 return outcome, why
             pause_s = FIRST_PAUSE_S if self._in_haste.is_set() else pause_s
             if time.monotonic() + pause_s > give_up_at:
@@ -126,6 +146,17 @@ class Courier:
             await is_set_within(self._in_haste, seconds)
 
     async def _try(self, url: str, data: bytes, timeout_s: float) -> tuple[Outcome, str]:
+        trying = asyncio.ensure_future(self._post(url, data, timeout_s))
+        hasty = asyncio.ensure_future(self._in_haste.wait())
+        try:
+            await asyncio.wait([trying, hasty], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([trying], timeout=HASTY_TRY_S)
+            return trying.result() if trying.done() else (Outcome.UNANSWERED, f"no answer, and {HASTY_TRY_S:g} s left")
+        finally:
+            trying.cancel()
+            hasty.cancel()
+
+    async def _post(self, url: str, data: bytes, timeout_s: float) -> tuple[Outcome, str]:
         headers = {**HEADERS, "X-Request-ID": self._job_id}
         body = BytesIO(data)  # sent in parts, between which the loop is free
         timeout = ClientTimeout(total=timeout_s)
@@ -134,8 +165,10 @@ class Courier:
                 await answer.read()
         except asyncio.TimeoutError:
             return Outcome.UNANSWERED, f"no answer within {timeout_s:g} s"
+        except ClientConnectorError:
+            return Outcome.FAILED, "no connection"
         except (ClientError, OSError) as error:
-            return Outcome.UNANSWERED, f"no connection: {type(error).__name__}"
+            return Outcome.UNANSWERED, f"the connection was lost: {type(error).__name__}"
         return _outcome(answer.status, len(data)), f"HTTP {answer.status}"
 
 
@@ -170,7 +203,7 @@ class Reports(Watcher):
 
     async def __aexit__(self, *_: object) -> None:
         self._over.set()
-        await asyncio.wait([self._sending])
+        await wait_out(self._sending)
         if error := self._sending.exception():  # whatever becomes of a report, it's nothing to the job
             log.event("report_failed", level=log.ERROR, error=error)
 

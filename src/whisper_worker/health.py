@@ -81,6 +81,10 @@ class Health:
                 stop = Stop()
                 await in_thread(self._pool, stop, self._try_model, stop)
 
+    @property
+    def is_trying_model(self) -> bool:
+        return self._one_at_a_time.locked()
+
     def give_up(self, error: Unhealthy) -> None:
         """The worker is past help: from any thread, more than once if need be."""
         if self.alarm.ring(error):

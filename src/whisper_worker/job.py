@@ -63,7 +63,7 @@ class Job:
     watch: Stopwatch = field(default_factory=Stopwatch)
     request: Request = field(init=False)
     transcript: Growing | None = None
-    """From the first piece on."""
+    """From when its pieces are transcribed on."""
     _told_s: float = 0.0
     _informed: bool = False
 

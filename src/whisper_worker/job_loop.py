@@ -9,6 +9,7 @@ for work, heartbeats and stop signals stay the SDK's.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
@@ -68,6 +69,7 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         self._has_asked_last = False
         self._in_haste = asyncio.Event()  # to deliver what there is
         self._begun: set[str] = set()  # jobs whose task runs
+        self._ended: deque[str] = deque(maxlen=1000)  # the last jobs
         self._stopped: dict[str, float] = {}  # jobs that are to be stopped, and since when
 
     # The SDK's own methods, which it calls.
@@ -99,15 +101,20 @@ class JobLoop(JobScaler):  # type: ignore[misc]
 
     async def handle_job(self, session: ClientSession, job: Json) -> None:
         self._forget_old_stops()
+        with suppress(ValueError):
+            self._ended.remove(job["id"])
         self._begun.add(job["id"])
         try:
             await super().handle_job(session, job)
         finally:
             self._begun.discard(job["id"])
             self._stopped.pop(job["id"], None)
+            self._ended.append(job["id"])
             self._news.set()
 
     async def stop_job(self, job_id: str) -> bool:
+        if job_id in self._ended:
+            return False  # too late; a job that is tried again has the same id
         self._stopped[job_id] = time.monotonic()
         # A task that hasn't begun wouldn't tidy up; and a job may still be on its way here.
         return bool(await super().stop_job(job_id)) if job_id in self._begun else False
@@ -122,12 +129,18 @@ class JobLoop(JobScaler):  # type: ignore[misc]
     async def _end_when_told(self, sick: "asyncio.Future[Unhealthy]") -> None:
         await self._until(lambda: self._signals or sick.done())
         self._asks_no_more = True
-        self._in_haste.set()
         if not sick.done():
             grace_s = self._settings.shutdown_grace_s
             end_process_in(grace_s + LAST_RESORT_S, 0)
             log.event("shutdown", jobs=self.job_progress.get_job_count(), grace_s=grace_s)
-            await self._until(lambda: self._has_ended_all() or len(self._signals) > 1 or sick.done(), grace_s)
+
+            def is_over() -> bool:
+                return self._has_ended_all() or len(self._signals) > 1 or sick.done()
+
+            await self._until(is_over, grace_s - LAST_WORDS_S)
+            self._in_haste.set()
+            await self._until(is_over, min(grace_s, LAST_WORDS_S))
+        self._in_haste.set()
         if not sick.done():  # else they have heard the same alarm
             self._service.end_jobs(ShuttingDown("the worker ended before the job was done: send it again"))
         await self._until(lambda: not self.current_occupancy(), LAST_WORDS_S)
@@ -136,7 +149,7 @@ class JobLoop(JobScaler):  # type: ignore[misc]
         log.event("shutdown_done", unanswered=self.job_progress.get_job_count())
         if sick.done():
             end_process(sick.result().exit_code)
-        if self.job_progress or self._service.is_winding_up:
+        if self.job_progress or self._service.is_winding_up or self._health.is_trying_model:
             end_process(0)  # asyncio would wait for the threads
 
     def _has_ended_all(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from whisper_worker.stop import Stop, Stopped, in_thread
 
-AHEAD = 2  # pieces for each thread that a job can have, begun before the one that is given now has ended
+AHEAD = 2  # pieces for each thread that a job can have, begun and not yet given to the end
 HANDED_OVER = 256  # results of one piece that may wait to be taken
 
 Piece = TypeVar("Piece")

@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 from typing import NoReturn
 
+FLUSH_S = 1.0
 LAST_RESORT_S = 20.0  # how long an orderly end may take
 
 
@@ -15,10 +16,16 @@ def end_process(code: int) -> NoReturn:
     back, or in the socket of a server that has gone silent."""
     for child in multiprocessing.active_children():
         child.kill()  # the SDK's heartbeat: it would go on saying that the worker lives
-    for output in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # called by a signal in the midst of a write, it can't be flushed
-            output.flush()
+    flushing = threading.Thread(target=_flush, daemon=True)  # nobody may read it any more
+    flushing.start()
+    flushing.join(FLUSH_S)
     os._exit(code)
+
+
+def _flush() -> None:
+    for output in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # in the midst of a write, when a signal called for the end, it can't be flushed
+            output.flush()
 
 
 def end_process_in(seconds: float, code: int) -> None:

@@ -24,7 +24,7 @@ from whisper_worker.pieces import Piece
 from whisper_worker.piecework import Piecework
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.stop import Alarm, Stopped, in_loose_thread, in_thread
+from whisper_worker.stop import Alarm, Stopped, in_loose_thread, in_thread, wait_out
 from whisper_worker.transcriber import Transcriber
 from whisper_worker.transcript import Growing, Language, Segment
 
@@ -89,7 +89,7 @@ class Service:
             output = await work
         finally:
             work.cancel()
-            await asyncio.wait([work])
+            await wait_out(work)
         if error := output.get("error"):
             yield reply.error_item(error)
         yield output

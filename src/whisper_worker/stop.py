@@ -56,6 +56,18 @@ class Stop:
             return future.result()
 
 
+async def wait_out(work: "asyncio.Future[Any]") -> None:
+    """Until it has ended, however often this is cancelled meanwhile; that is raised then."""
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+
+
 async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
     """What `asyncio.wait_for` is for; but before Python 3.12 that loses a cancellation that comes with the event."""
     waiting = asyncio.ensure_future(event.wait())
@@ -126,11 +138,8 @@ async def in_thread(pool: Executor, stop: Stop, act: Callable[P, T], *args: P.ar
     except asyncio.CancelledError:
         stop.set()
         work.cancel()
-        while not result.done():
-            try:
-                await asyncio.wait([result])
-            except asyncio.CancelledError:
-                continue  # cancelled once more while the thread winds up: the first one is raised below
+        with suppress(asyncio.CancelledError):  # once more, while the thread winds up: the first one is raised below
+            await wait_out(result)
         if not result.cancelled():
             result.exception()  # mark it as seen: nobody waits for it any more
         raise

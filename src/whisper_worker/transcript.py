@@ -52,7 +52,7 @@ Language = tuple[str, float]
 class Said:
     """What the model makes of a part of a file, in the file's times. `translated`: in English, where asked for.
 
-    `until`: with those before it, nothing is missing up to this second.
+    `until`: with those before it, no segment is missing up to this second; the translation may be.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -72,7 +72,8 @@ class Said:
 class Growing:
     """The transcript and the translation of a file of `duration` seconds, which grow by a part at a time, in order.
 
-    What has been added is final: later parts change nothing in it. `until`: so far it is complete, in seconds.
+    What has been added is final: later parts change nothing in it, and come behind it. `until`: up to this second it
+    is complete.
     """
 
     def __init__(self, duration: float, said: Iterable[Said] = ()) -> None:
