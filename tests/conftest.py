@@ -1,13 +1,14 @@
 """The models and recordings that tests share; those that a machine lacks are skipped by name."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import multilingual as multilingual_model
 import pytest
+from local_endpoint import LocalEndpoint
 
 from whisper_worker.engine import Engine
 from whisper_worker.models import ModelFiles, find
@@ -15,6 +16,12 @@ from whisper_worker.settings import Settings, Threads
 
 ROOT = Path(__file__).parent.parent
 RECORDINGS = ROOT.parent / "shared/audio"
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[LocalEndpoint]:
+    with LocalEndpoint() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

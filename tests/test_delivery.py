@@ -29,12 +29,6 @@ ENV = {"RESULT_TIMEOUT_S": "1", "PROGRESS_INTERVAL_S": "3600"}  # a report would
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[LocalEndpoint]:
-    with LocalEndpoint() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def worker(endpoint: LocalEndpoint) -> Iterator[WorkerProcess]:
     with WorkerProcess(endpoint, **ENV) as process:
         process.wait_until_ready()

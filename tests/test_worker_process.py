@@ -167,12 +167,6 @@ def test_after_sigterm_the_worker_ends_in_order_and_leaves_no_file(evening: Even
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[LocalEndpoint]:
-    with LocalEndpoint() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def worker(endpoint: LocalEndpoint) -> Iterator[WorkerProcess]:
     env = {"LOG_LEVEL": "DEBUG", "INTER_THREADS": "2", "RUNPOD_ALLOW_PRIVATE_DOWNLOAD_URLS": "true"}
     with WorkerProcess(endpoint, **env) as process:

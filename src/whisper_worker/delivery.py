@@ -5,7 +5,6 @@ drops the result; its progress reports overtake each other and the result.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
@@ -15,7 +14,7 @@ from typing import Any
 from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout
 from runpod.serverless.modules.rp_http import JOB_DONE_URL, JOB_STREAM_URL
 
-from whisper_worker import log
+from whisper_worker import log, reply
 from whisper_worker.live import Progress, Watcher
 from whisper_worker.stop import is_set_within, wait_out
 
@@ -122,7 +121,7 @@ class Courier:
         streamed: bool = False,
     ) -> tuple[Outcome, str]:
         """What became of it, and RunPod's last answer."""
-        data = await asyncio.to_thread(_encoded, body)
+        data = await asyncio.to_thread(reply.encoded, body)
         url = f"{url.replace('$ID', self._job_id)}&isStream={str(streamed).lower()}"
         give_up_at, pause_s = time.monotonic() + retry_s, FIRST_PAUSE_S
         while True:
@@ -213,7 +212,3 @@ class Reports(Watcher):
             if self._newest and self._newest != sent and self._is_wanted():
                 sent = self._newest
                 await self._courier.report(sent.report())
-
-
-def _encoded(body: Json) -> bytes:
-    return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()

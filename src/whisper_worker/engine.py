@@ -239,10 +239,11 @@ class Walk:
 
         Unless the language is known, that of the first piece holds for all: the others wait until it is found.
         """
+        before = self._frames_before(index)
         try:
             with self._engine.faults_told_apart():
                 for said in self._piece(index):
-                    yield said.shifted(self._frames_before(index))
+                    yield said.shifted(before)
         finally:
             if index == 0 and not self.language.done():
                 self.language.set_exception(Stopped())  # whatever it is: that is what the job fails with

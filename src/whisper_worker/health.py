@@ -37,7 +37,6 @@ class Health:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.alarm: Alarm[Unhealthy] = Alarm()
-        self.unhealthy: Unhealthy | None = None
         self.reloads = 0
         """So many times the weights have been read again: what was transcribed before the last one is in doubt."""
         self._engine = engine
@@ -52,6 +51,11 @@ class Health:
         self._trials: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(1, "canary")
         self._closed = threading.Event()
+
+    @property
+    def unhealthy(self) -> Unhealthy | None:
+        """Why the worker is past help, once it is."""
+        return self.alarm.message
 
     def warm_up(self) -> None:
         """Transcribe the clip for the first time. Raises what the engine raises, or RuntimeError when it's deaf."""
@@ -88,7 +92,6 @@ class Health:
     def give_up(self, error: Unhealthy) -> None:
         """The worker is past help: from any thread, more than once if need be."""
         if self.alarm.ring(error):
-            self.unhealthy = error
             self._on_alarm(error)
             log.event("unhealthy", level=log.ERROR, reason=error, exit_code=error.exit_code)
 

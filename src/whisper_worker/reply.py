@@ -86,9 +86,14 @@ def error_item(error: str) -> Json:
     return {"type": "error", "code": code, "message": message}
 
 
+def encoded(output: Any) -> bytes:
+    """As JSON. Raises ValueError or TypeError when JSON can't hold it (NaN, numpy)."""
+    return json.dumps(output, ensure_ascii=False, allow_nan=False).encode()
+
+
 def size(output: Any) -> int:
-    """Bytes of JSON. Raises ValueError or TypeError when JSON can't hold it (NaN, numpy)."""
-    return len(json.dumps(output, ensure_ascii=False, allow_nan=False).encode())
+    """Bytes of JSON. Raises what `encoded` raises."""
+    return len(encoded(output))
 
 
 def fitting(output: Json, max_bytes: int) -> Json:

@@ -10,9 +10,8 @@ The process ends with code 0 when it was told to end, 1 when it can't start or i
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -134,17 +133,9 @@ def _handler(service: "Service", settings: Settings, *, on_this_machine: bool) -
     """What the SDK calls for a job. It can't run a generator on a test input: it prints its address."""
     from whisper_worker import local
 
-    async def handle(job: Json) -> Json:
-        return await service.run(job)
-
-    async def stream(job: Json) -> AsyncGenerator[Json, None]:
-        async with aclosing(service.stream(job)) as items:
-            async for item in items:
-                yield item
-
     if on_this_machine:
         return partial(local.printed if settings.streaming else local.with_bar, service)
-    return stream if settings.streaming else handle
+    return service.stream if settings.streaming else service.run
 
 
 def _end_when_told() -> None:

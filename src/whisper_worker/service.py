@@ -6,17 +6,17 @@ I/O of many jobs overlaps, the next jobs' audio is ready when the model is free,
 """
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from tempfile import TemporaryFile
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from whisper_worker import fetch, log, pieces, reply, sources, speech
 from whisper_worker.audio import Audio, decode
-from whisper_worker.errors import EXIT_HUNG, InternalError, OutOfMemory, TimedOut, Unhealthy, WorkerError
+from whisper_worker.endings import Endings
+from whisper_worker.errors import InternalError, OutOfMemory, Unhealthy, WorkerError
 from whisper_worker.health import Health
 from whisper_worker.job import Job
 from whisper_worker.live import Outbox, Watcher
@@ -24,17 +24,14 @@ from whisper_worker.pieces import Piece
 from whisper_worker.piecework import Piecework
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.stop import Alarm, Stopped, in_loose_thread, in_thread, wait_out
+from whisper_worker.stop import in_loose_thread, in_thread, wait_out
 from whisper_worker.transcriber import Transcriber
 from whisper_worker.transcript import Growing, Language, Segment
 
 # A hostile server can hold a download's thread longer than its job lives: so many may hang before other downloads must
 # wait. Nothing else uses these threads.
 SPARE_DOWNLOADERS = 64
-WIND_UP_S = 2.0  # for the threads of a job that is over its time; then it is answered all the same
 DEAF_S = 1.0  # so much speech without a word makes one look whether the model is well
-
-T = TypeVar("T")
 
 
 class Service:
@@ -44,8 +41,7 @@ class Service:
         self._settings = settings
         self._engine = engine
         self._health = health
-        self._closing: Alarm[WorkerError] = Alarm()
-        self._winding_up: set[asyncio.Task[Any]] = set()
+        self._endings = Endings(settings, health)
         self._rules = InputRules(bool(settings.allow_local_files), settings.max_base64_bytes)
         self._downloads = fetch.DownloadLimits(
             max_bytes=settings.max_download_bytes,
@@ -97,17 +93,17 @@ class Service:
     @property
     def is_winding_up(self) -> bool:
         """Whether threads still work for jobs that have been broken off."""
-        return bool(self._winding_up)
+        return self._endings.is_winding_up
 
     def end_jobs(self, error: WorkerError) -> None:
         """Break off all jobs, and those to come, with `error` as their answer. From any thread."""
-        self._closing.ring(error)
+        self._endings.end_all(error)
 
     async def _run(self, job: Job, raw: Any) -> dict[str, Any]:
         try:
             job.request = parse_request(raw, self._rules)
             self._engine.check(job.request)
-            output = await self._unless_ended(job, lambda: self._answer(job))
+            output = await self._endings.unless_ended(job, lambda: self._answer(job))
             self._health.count_job()
             return output
         except asyncio.CancelledError:
@@ -133,59 +129,6 @@ class Service:
             return reply.of_error(error, so_far, self._settings.max_inline_bytes)
         except ValueError:  # a score is no number
             return error.reply
-
-    async def _unless_ended(self, job: Job, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `work` returns, unless its time is over before, or the worker ends.
-
-        When this raises CancelledError, none of the job's threads is at work any more, unless they hang.
-        """
-        limit_s = min(self._settings.job_timeout_s, job.request.timeout_s or math.inf)
-        with self._closing.heard() as closing, self._health.alarm.heard() as hung:
-            if not (closing.done() or hung.done()):
-                task = asyncio.create_task(work())
-                task.add_done_callback(_see)  # a cancellation may come when it has just failed
-                ends: list[asyncio.Future[Any]] = [task, closing, hung]
-                try:
-                    left_s = max(limit_s - job.watch.total_s, 0)
-                    await asyncio.wait(ends, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                except asyncio.CancelledError:
-                    await self._break_off(job, task, hung)
-                    raise
-                await self._break_off(job, task, hung, patience_s=WIND_UP_S)
-                if task.done() and not task.cancelled() and not isinstance(task.exception(), Stopped):
-                    return task.result()
-            for ending in (hung, closing):
-                if ending.done():
-                    raise ending.result().with_traceback(None)  # shared by all jobs, and it would grow with each
-            raise TimedOut(f"the job took longer than {limit_s:g} s")
-
-    async def _break_off(
-        self, job: Job, task: "asyncio.Task[Any]", hung: "asyncio.Future[Any]", patience_s: float = math.inf
-    ) -> None:
-        """End the task, and wait for the end of its threads; for so long at most, and not when the model hangs.
-
-        It keeps its place until they have ended. If they don't, the worker is past help.
-        """
-        if task.done():
-            return
-        job.stop.set()
-        task.cancel()
-        give_up = Unhealthy("a thread hangs: send the job again, another worker takes it", EXIT_HUNG)
-        alarm = asyncio.get_running_loop().call_later(self._settings.window_timeout_s, self._health.give_up, give_up)
-        self._winding_up.add(task)
-        task.add_done_callback(lambda _: alarm.cancel())
-        task.add_done_callback(self._winding_up.discard)
-        until, cancelled = time.monotonic() + patience_s, False
-        while not (task.done() or hung.done()) and (left_s := until - time.monotonic()) > 0:
-            try:
-                timeout_s = None if math.isinf(left_s) else left_s
-                await asyncio.wait([task, hung], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                cancelled = True  # raised again below
-        if not task.done():
-            log.event("job_left_running", job=job.id, level=log.WARNING)
-        if cancelled:
-            raise asyncio.CancelledError
 
     async def _answer(self, job: Job) -> dict[str, Any]:
         request = job.request
@@ -341,12 +284,6 @@ class Service:
 def _inform(job: Job, facts: reply.Facts, language: "asyncio.Future[Language]") -> None:
     if not language.cancelled() and not language.exception():  # the job fails with what the exception is about
         job.inform(facts, language.result())
-
-
-def _see(task: "asyncio.Task[Any]") -> None:
-    """Nobody asks for its exception any more, and asyncio would complain."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _source_kind(request: Request) -> str:

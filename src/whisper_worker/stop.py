@@ -56,6 +56,12 @@ class Stop:
             return future.result()
 
 
+def see(work: "asyncio.Future[Any]") -> None:
+    """Look at its exception, if any: nobody asks for that any more, and asyncio would complain."""
+    if not work.cancelled():
+        work.exception()
+
+
 async def wait_out(work: "asyncio.Future[Any]") -> None:
     """Until it has ended, however often this is cancelled meanwhile; that is raised then."""
     cancelled = False
@@ -84,18 +90,19 @@ class Alarm(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards all below
         self._hearers: set[asyncio.Future[T]] = set()
-        self._rung: list[T] = []  # its one message
+        self.message: T | None = None
+        """Its only one, once it has rung."""
 
     @property
     def has_rung(self) -> bool:
-        return bool(self._rung)
+        return self.message is not None
 
     def ring(self, message: T) -> bool:
         """False when it had rung before: the first message counts."""
         with self._lock:
-            if self._rung:
+            if self.has_rung:
                 return False
-            self._rung.append(message)
+            self.message = message
             hearers = list(self._hearers)
         for loop in {future.get_loop() for future in hearers}:
             with suppress(RuntimeError):  # it has ended meanwhile
@@ -109,8 +116,8 @@ class Alarm(Generic[T]):
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._hearers.add(future)
-            if self._rung:
-                future.set_result(self._rung[0])
+            if self.message is not None:
+                future.set_result(self.message)
         try:
             yield future
         finally:
@@ -140,8 +147,7 @@ async def in_thread(pool: Executor, stop: Stop, act: Callable[P, T], *args: P.ar
         work.cancel()
         with suppress(asyncio.CancelledError):  # once more, while the thread winds up: the first one is raised below
             await wait_out(result)
-        if not result.cancelled():
-            result.exception()  # mark it as seen: nobody waits for it any more
+        see(result)
         raise
 
 
