@@ -73,9 +73,27 @@ class TooLong(WorkerError):
 
 
 class UnknownModel(WorkerError):
-    """The request names a model that this worker does not serve."""
+    """The request names a model that this worker does not offer."""
 
     code = "UNKNOWN_MODEL"
+
+
+class ModelFailed(WorkerError):
+    """The model that the request names can't be loaded."""
+
+    code = "MODEL_UNAVAILABLE"
+
+
+class UploadRefused(WorkerError):
+    """The result would go to an address this worker must not visit."""
+
+    code = "UPLOAD_REFUSED"
+
+
+class UploadFailed(WorkerError):
+    """The result is too large for a reply, and where it should have gone instead it couldn't."""
+
+    code = "UPLOAD_FAILED"
 
 
 class OutOfMemory(WorkerError):

@@ -1,15 +1,14 @@
 """What a caller may ask: names, defaults, limits and help of every input field live here and nowhere else.
 
-The fields are those of RunPod's own faster-whisper worker. A value that is null counts as absent. Types are strict:
-a number in quotes is refused, as is a field that doesn't exist.
-
-`python -m whisper_worker.request` prints the README's table.
+The fields are those of RunPod's own faster-whisper worker, and what callers of other transcription APIs are used to. A
+value that is null counts as absent. Types are strict: a number in quotes is refused, as is a field that doesn't exist.
+What is asked for has an effect, or `remarks` say that it has none.
 """
 
 import difflib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -18,9 +17,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -28,11 +30,35 @@ from whisper_worker.errors import BadInput
 from whisper_worker.languages import language_code
 
 URL_SCHEMES = ("http://", "https://")
-BOUND_SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+DATA_URL = "data:"
 MAX_FIELDS = 100  # in a request, real or not: more aren't worth the event loop's time
 MAX_PROBLEMS = 20  # told at once
+MAX_URL_LENGTH = 8192
 MAX_TOKENS_LENGTH = 1000  # items of a list, or characters of a text
 MAX_TOKEN_ID = 51865  # the last id of the largest Whisper vocabulary (large-v3)
+MAX_PROMPT_LENGTH = 10_000  # characters; their tokens are counted by the engine
+MAX_HEADERS, MAX_HEADERS_LENGTH = 32, 16_384
+UNSETTABLE_HEADERS = {  # those that say how the download itself goes on
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "proxy-authorization",
+    "range",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+
+SUBTITLES = ("srt", "vtt")
+FORMATTED = ("transcription", "translation", "formats")
+LAID_OUT = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
+USED_BY_DETECTION = {  # fields that `detect_language` reads
+    *("audio", "audio_base64", "audios", "audio_headers", "audio_stream", "channels", "clip", "model", "task"),
+    *("languages", "enable_vad", "vad_parameters", "timeout_s", "upload_url"),
+}
 
 
 @dataclass(frozen=True)
@@ -41,21 +67,30 @@ class InputRules:
 
     allow_local_files: bool
     max_base64_bytes: int
+    max_audios: int = 100
 
 
 def _audio_place(value: str, info: ValidationInfo) -> str:
-    """An http(s) URL with a host, or a local path where those are allowed."""
-    if value.lower().startswith(URL_SCHEMES):
-        try:
-            parts = urlsplit(value)
-            named = bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            named = False
-        if not named:
-            raise ValueError("is no valid URL")
+    """An http(s) URL with a host, a data: URL, or a local path where those are allowed."""
+    if value[: len(DATA_URL)].lower() == DATA_URL:
+        return _short_enough(value, info)
+    if len(value) > MAX_URL_LENGTH:
+        raise ValueError(f"has more than {MAX_URL_LENGTH} characters")
+    if not value.lower().startswith(URL_SCHEMES) and "://" not in value and _rules(info).allow_local_files:
         return value
-    if "://" in value or not _rules(info).allow_local_files:
+    return _url(value)
+
+
+def _url(value: str) -> str:
+    if not value.lower().startswith(URL_SCHEMES):
         raise ValueError("must be an http or https URL")
+    try:
+        parts = urlsplit(value)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        named = False
+    if not named:
+        raise ValueError("is no valid URL")
     return value
 
 
@@ -71,9 +106,25 @@ def _rules(info: ValidationInfo) -> InputRules:
     return info.context
 
 
-def _language(value: str) -> str | None:
-    if value.strip().lower() == "auto":
-        return None
+def _headers(value: dict[str, str]) -> dict[str, str]:
+    """What HTTP can carry: the values aren't repeated in any message, they are what a stranger may not read."""
+    if len(value) > MAX_HEADERS or sum(len(name) + len(text) for name, text in value.items()) > MAX_HEADERS_LENGTH:
+        raise ValueError(f"has more than {MAX_HEADERS} headers or {MAX_HEADERS_LENGTH} characters")
+    for name, text in value.items():
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+            raise ValueError("has a name that isn't an HTTP header's")
+        if name.lower() in UNSETTABLE_HEADERS:
+            raise ValueError(f"{name} can't be set")
+        if not re.fullmatch(r"[\x20-\x7e\t]*", text) or text != text.strip():
+            raise ValueError(f"{name} has a value that HTTP can't carry")
+    return value
+
+
+def _language_or_auto(value: str) -> str | None:
+    return None if value.strip().lower() == "auto" else _language(value)
+
+
+def _language(value: str) -> str:
     try:
         return language_code(value)
     except KeyError:
@@ -103,45 +154,239 @@ def _fallback_step(value: float) -> float:
     return value
 
 
-Format = Annotated[Literal["plain_text", "formatted_text", "srt", "vtt"], BeforeValidator(_underscored)]
+def _rising(value: list[float]) -> list[float]:
+    if value != sorted(set(value)):
+        raise ValueError("must rise: each is tried when the one before it failed")
+    return value
+
+
+def _list_or_one(value: Any) -> str:
+    return "[list]" if isinstance(value, list) else "[one]"
+
+
+def _word_or_number(value: Any) -> str:
+    return "[word]" if isinstance(value, str) else "[number]"
+
+
+def _text_or_object(value: Any) -> str:
+    return "[text]" if isinstance(value, str) else "[object]"
+
+
+FormatName = Literal["plain_text", "formatted_text", "srt", "vtt", "json", "verbose_json", "tsv", "lrc"]
+Format = Annotated[FormatName, BeforeValidator(_underscored)]
+Task = Literal["transcribe", "translate", "detect_language"]
 TokenId = Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)]
+TokenIds = Annotated[
+    list[TokenId],
+    BeforeValidator(_token_ids),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {"type": "integer", "minimum": -1, "maximum": MAX_TOKEN_ID}},
+                {"type": "string", "description": "Separated by commas"},
+            ]
+        }
+    ),
+]
+Temperature = Annotated[float, Field(ge=0, le=1)]
+Temperatures = Annotated[
+    Annotated[Temperature, Tag("[one]")]
+    | Annotated[list[Temperature], Field(min_length=1, max_length=20), AfterValidator(_rising), Tag("[list]")],
+    Discriminator(_list_or_one),
+]
+Channels = Annotated[
+    Annotated[Literal["mix", "split"], Tag("[word]")] | Annotated[int, Field(ge=0, le=255), Tag("[number]")],
+    Discriminator(_word_or_number),
+]
+LanguageCode = Annotated[str, AfterValidator(_language)]
+Place = Annotated[str, Field(min_length=1), AfterValidator(_audio_place)]
+Base64 = Annotated[str, Field(min_length=1), AfterValidator(_short_enough)]
+Headers = Annotated[dict[str, str], AfterValidator(_headers)]
+Prompt = Annotated[str, Field(max_length=MAX_PROMPT_LENGTH)]
+Seconds = Annotated[float, Field(ge=0, le=10_000_000)]
+Url = Annotated[str, Field(max_length=MAX_URL_LENGTH), AfterValidator(_url)]
 
 
-class Request(BaseModel):
-    """One job's input, checked. Make it with `parse_request`."""
-
+class _Object(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
-    audio: Annotated[str, Field(min_length=1, max_length=8192), AfterValidator(_audio_place)] | None = Field(
-        None, description="http(s) URL of an audio or video file; when the worker runs locally also a path"
+
+class AudioItem(_Object):
+    """One of several files: exactly one of `audio` and `audio_base64`."""
+
+    audio: Place | None = Field(None, description="As the field `audio`")
+    audio_base64: Base64 | None = Field(None, description="As the field `audio_base64`")
+    audio_headers: Headers | None = Field(None, description="Instead of the job's `audio_headers`")
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "AudioItem":
+        if (self.audio is None) == (self.audio_base64 is None):
+            raise ValueError("give exactly one of audio and audio_base64")
+        return self
+
+
+class Clip(_Object):
+    """A part of a file, in seconds from its start."""
+
+    start: Seconds = Field(0.0, description="Seconds from the file's start")
+    end: Seconds | None = Field(None, description="Seconds from the file's start; absent: the file's end")
+
+    @model_validator(mode="after")
+    def _is_some(self) -> "Clip":
+        if self.end is not None and self.end <= self.start:
+            raise ValueError("end must be after start")
+        return self
+
+
+class VadParameters(_Object):
+    """How speech is told from silence, by faster-whisper's names and with its defaults."""
+
+    threshold: float = Field(0.5, gt=0, lt=1, description="Probability from which speech begins")
+    neg_threshold: float | None = Field(
+        None, gt=0, lt=1, description="Probability below which it may end. Default: 0.15 less than `threshold`"
     )
-    audio_base64: Annotated[str, Field(min_length=1), AfterValidator(_short_enough)] | None = Field(
-        None, description="The file itself in base64, instead of `audio`"
+    min_speech_duration_ms: int = Field(0, ge=0, le=60_000, description="Shorter stretches of speech are left out")
+    min_silence_duration_ms: int = Field(
+        2000, ge=0, le=600_000, description="Shorter pauses are part of the speech around them"
+    )
+    speech_pad_ms: int = Field(400, ge=0, le=10_000, description="So much around speech belongs to it")
+    max_speech_duration_s: float | None = Field(
+        None, ge=5, le=3600, description="Longest piece transcribed at once, where less than the worker's own"
+    )
+
+    @model_validator(mode="after")
+    def _end_is_below(self) -> "VadParameters":
+        if self.neg_threshold is not None and self.neg_threshold > self.threshold:
+            raise ValueError("neg_threshold must not be above threshold")
+        return self
+
+    @property
+    def silent(self) -> float:
+        """The probability below which speech may end."""
+        return max(self.threshold - 0.15, 0.01) if self.neg_threshold is None else self.neg_threshold
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to transcribe: `audio` is a URL, a data: URL or a path, else there is `audio_base64`."""
+
+    audio: str | None = field(repr=False)
+    audio_base64: str | None = field(repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+class Request(_Object):
+    """One job's input, checked. Make it with `parse_request`."""
+
+    audio: Place | None = Field(
+        None,
+        description="http(s) URL of an audio or video file, or a `data:` URL; when the worker runs locally also a path",
+    )
+    audio_base64: Base64 | None = Field(
+        None, description="The file itself in base64, or as a `data:` URL, instead of `audio`"
+    )
+    audios: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[Place, Tag("[text]")] | Annotated[AudioItem, Tag("[object]")],
+                    Discriminator(_text_or_object),
+                ]
+            ],
+            Field(min_length=1),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Several files in one job, instead of `audio`: each as in `audio`, or an object with `audio` or "
+        "`audio_base64`, and `audio_headers`. The output is then `results`, one for each in this order",
+    )
+    audio_headers: Headers | None = Field(
+        None, description="HTTP headers for the download (`Authorization` …); not sent on to another host"
+    )
+    audio_stream: int | None = Field(
+        None, ge=0, le=255, description="Which audio stream of the file, from 0; absent: its default one"
+    )
+    channels: Channels = Field(
+        "mix",
+        description="`mix` of all, `split` (each transcribed apart, its segments say `channel`), or one channel's "
+        "number, from 0",
+    )
+    clip: Clip | None = Field(
+        None, description="Only this part of the file, `{start, end}` in seconds; times stay the file's"
     )
     model: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
-        None, description="Must name the model that the worker serves, when given"
+        None, description="One of the models that the worker offers (`MODELS`); absent: its `MODEL`"
     )
-    transcription: Format = Field(
-        "plain_text", description="Format of `transcription`: `plain_text`, `formatted_text`, `srt` or `vtt`"
+    task: Task = Field(
+        "transcribe",
+        description="`transcribe`; `translate` (only the English translation); `detect_language` (no text, and no "
+        "more of the audio is read than that needs)",
     )
-    translate: bool = Field(False, description="Also translate the speech to English")
-    translation: Format = Field("plain_text", description="Format of `translation`, as for `transcription`")
-    language: Annotated[str, AfterValidator(_language)] | None = Field(
+    language: Annotated[str, AfterValidator(_language_or_auto)] | None = Field(
         None, description="Code or English name of the language spoken; `auto` or absent: detected"
     )
-    temperature: float = Field(0.0, ge=0, le=1, description="Sampling temperature; 0 is beam search")
+    languages: Annotated[list[LanguageCode], Field(min_length=1, max_length=100)] | None = Field(
+        None, description="The only languages that may be detected"
+    )
+    multilingual: bool = Field(
+        False,
+        description="The language may change: it is detected in each window, and segments say `language`; where that "
+        "is uncertain, the one before goes on",
+    )
+    translate: bool = Field(False, description="Also translate the speech to English")
+    transcription: Format = Field(
+        "plain_text",
+        description="Format of `transcription`: `plain_text`, `formatted_text` (a line a segment), `srt`, `vtt`, "
+        "`json` (the segments), `verbose_json` (OpenAI's), `tsv` or `lrc`",
+    )
+    translation: Format = Field("plain_text", description="Format of `translation`, as for `transcription`")
+    formats: Annotated[list[Format], Field(min_length=1, max_length=20)] | None = Field(
+        None, description="More formats, which the output has in `outputs` (and `translation_outputs`) by their names"
+    )
+    word_timestamps: bool = Field(
+        False, description="Add `word_timestamps`, and `words` to each segment: each word with its times"
+    )
+    max_line_width: int | None = Field(
+        None, ge=10, le=1000, description="Longest line of subtitles, in characters (wide ones count twice)"
+    )
+    max_line_count: int | None = Field(
+        None, ge=1, le=10, description="Most lines of one subtitle; it is split into several where there are more"
+    )
+    max_words_per_line: int | None = Field(None, ge=1, le=100, description="Most words in a line of subtitles")
+    highlight_words: bool = Field(
+        False, description="Underline each word of subtitles as it is spoken; needs `word_timestamps`"
+    )
+    upload_url: Url | None = Field(
+        None, description="Presigned URL to which a result that is too large for a reply is sent by PUT, as JSON"
+    )
+    temperature: Temperatures = Field(
+        0.0, description="Sampling temperature, 0 is beam search; or a list of those to try, instead of steps"
+    )
     best_of: int = Field(5, ge=1, le=10, description="Candidates when the temperature isn't 0")
     beam_size: int = Field(5, ge=1, le=10, description="Beams when the temperature is 0")
     patience: float = Field(1.0, gt=0, le=5, description="Beam search patience")
     length_penalty: float = Field(1.0, ge=0, le=2, description="Exponent of the length by which beams are scored")
-    suppress_tokens: Annotated[list[TokenId], BeforeValidator(_token_ids)] = Field(
+    repetition_penalty: float = Field(
+        1.0, ge=1, le=10, description="Divides the score of tokens that were produced before; 1: off"
+    )
+    no_repeat_ngram_size: int = Field(
+        0, ge=0, le=50, description="So many tokens in a row never come twice in a window; 0: off"
+    )
+    max_new_tokens: int | None = Field(None, ge=1, le=220, description="Most tokens of a window's text")
+    suppress_tokens: TokenIds = Field(
         [-1],
         description="Token ids never to be produced, as a list or separated by commas; -1 stands for the model's own "
         "list of symbols that aren't spoken; empty: none",
     )
-    initial_prompt: Annotated[str, Field(max_length=10_000)] | None = Field(
-        None, description="Text before the first window, for names and style: at most 223 tokens"
+    initial_prompt: Prompt | None = Field(
+        None,
+        description="Text before the first window, for names and style; with `hotwords` and `prefix` at most 223 tokens",
     )
+    prefix: Prompt | None = Field(
+        None, description="How the first window's text begins; it isn't repeated in the output"
+    )
+    hotwords: Prompt | None = Field(None, description="Words and names to listen for, shown before each window")
     condition_on_previous_text: bool = Field(False, description="Show each window the text of those before it")
     temperature_increment_on_fallback: Annotated[float, Field(ge=0, le=1), AfterValidator(_fallback_step)] = Field(
         0.2, description="Step to the next temperature when a window fails a threshold; 0: no second try"
@@ -155,27 +400,116 @@ class Request(BaseModel):
     no_speech_threshold: float = Field(
         0.6, ge=0, le=1, description="A failed window that is silence with a higher probability gives no text"
     )
+    hallucination_silence_threshold: float | None = Field(
+        None,
+        gt=0,
+        le=30,
+        description="Leave out text that seems invented, where silence around it is longer than this, in seconds; "
+        "needs `word_timestamps`",
+    )
     enable_vad: bool = Field(True, description="Leave out what voice activity detection takes for no speech")
-    word_timestamps: bool = Field(False, description="Add `word_timestamps`, each word with its times")
+    vad_parameters: VadParameters | None = Field(
+        None,
+        description="How it is told from speech: `threshold`, `neg_threshold`, `min_speech_duration_ms`, "
+        "`min_silence_duration_ms`, `speech_pad_ms`, `max_speech_duration_s`",
+    )
     timeout_s: float | None = Field(
         None, gt=0, le=7 * 24 * 3600, description="Longest job, in seconds, where that is less than the worker allows"
     )
 
     @model_validator(mode="after")
-    def _beams_left(self) -> "Request":
-        """CTranslate2's condition for beam search; it would fail in the middle of the job."""
-        if self.beam_size * self.patience < 1:
-            raise ValueError("patience: beam_size × patience must be at least 1")
+    def _fits_together(self) -> "Request":
+        if problems := list(self._contradictions()):
+            raise ValueError("; ".join(problems))
         return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Fields of which one takes from the other what it needs."""
+        if self.beam_size * self.patience < 1:  # CTranslate2 would say so in the middle of the job
+            yield "patience: beam_size × patience must be at least 1"
+        if isinstance(self.temperature, list) and "temperature_increment_on_fallback" in self.model_fields_set:
+            yield "temperature_increment_on_fallback: has no place beside a list of temperatures"
+        if self.language and self.languages and self.language not in self.languages:
+            yield "language: is not one of languages"
+        if self.vad_parameters and not self.enable_vad:
+            yield "vad_parameters: needs enable_vad"
+        if not self.word_timestamps:
+            if self.hallucination_silence_threshold is not None:
+                yield "hallucination_silence_threshold: needs word_timestamps"
+            if self.highlight_words:
+                yield "highlight_words: needs word_timestamps"
+        if self.audio_headers and not any(is_url(source.audio) for source in self.sources):
+            yield "audio_headers: there is no URL to send them to"
+        if self.task == "detect_language" and self.language:
+            yield "language: is what the task detect_language finds"
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The files to transcribe, at least one."""
+        shared = self.audio_headers or {}
+        if self.audios is None:
+            return (Source(self.audio, self.audio_base64, shared),)
+        items = (AudioItem.model_construct(audio=item) if isinstance(item, str) else item for item in self.audios)
+        return tuple(
+            Source(item.audio, item.audio_base64, shared if item.audio_headers is None else item.audio_headers)
+            for item in items
+        )
+
+    @property
+    def wants_transcription(self) -> bool:
+        """Whether the text is wanted in the language spoken."""
+        return self.task == "transcribe"
+
+    @property
+    def wants_translation(self) -> bool:
+        return self.task == "translate" or (self.task == "transcribe" and self.translate)
 
     @property
     def temperatures(self) -> list[float]:
-        """The temperatures tried in turn on a window, from `temperature` upwards to 1."""
+        """The temperatures tried in turn on a window."""
+        if isinstance(self.temperature, list):
+            return self.temperature
         step = self.temperature_increment_on_fallback
         if not step:
             return [self.temperature]
         count = int((1.0 - self.temperature) / step + 1e-6) + 1
         return [round(self.temperature + i * step, 6) for i in range(count)]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What of the request has no effect, in sentences for the caller."""
+        given = [name for name in type(self).model_fields if name in self.model_fields_set]
+        if self.task == "detect_language":
+            unused = [name for name in given if name not in USED_BY_DETECTION and self._differs(name)]
+            return (f"the task detect_language doesn't use {', '.join(unused)}",) if unused else ()
+        laid_out = [name for name in given if name in LAID_OUT and self._differs(name)]
+        if laid_out and not self._made_formats & set(SUBTITLES):
+            return (f"only the formats srt and vtt use {', '.join(laid_out)}",)
+        return ()
+
+    @property
+    def _made_formats(self) -> set[str]:
+        return {
+            *([self.transcription] if self.wants_transcription else []),
+            *([self.translation] if self.wants_translation else []),
+            *(self.formats or []),
+        }
+
+    def _differs(self, name: str) -> bool:
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+
+class S3Config(_Object):
+    """A job's own bucket, in the fields of RunPod's API. The secret is in no message and no log."""
+
+    endpoint_url: Url = Field(alias="endpointUrl")
+    access_id: str = Field(alias="accessId", min_length=1, max_length=200)
+    access_secret: str = Field(alias="accessSecret", min_length=1, max_length=400, repr=False)
+    bucket_name: str = Field(alias="bucketName", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,253}$")
+
+
+def is_url(audio: str | None) -> bool:
+    return audio is not None and audio.lower().startswith(URL_SCHEMES)
 
 
 def parse_request(raw: Any, rules: InputRules) -> Request:
@@ -184,45 +518,49 @@ def parse_request(raw: Any, rules: InputRules) -> Request:
         raise BadInput("input: must be an object with the field audio or audio_base64")
     if len(raw) > MAX_FIELDS:
         raise BadInput(f"input: has {len(raw)} fields, there are only {len(Request.model_fields)}")
-    given = {name: value for name, value in raw.items() if value is not None}
+    given = {name: _without_nulls(value) for name, value in raw.items() if value is not None}
     problems = []
-    if ("audio" in given) == ("audio_base64" in given):
-        problems.append("give exactly one of audio and audio_base64")
+    if sum(name in given for name in ("audio", "audio_base64", "audios")) != 1:
+        problems.append("give exactly one of audio, audio_base64 and audios")
+    audios = given.get("audios")
+    if isinstance(audios, list) and len(audios) > rules.max_audios:  # before each is looked at
+        raise BadInput(f"audios: has {len(audios)} files, {rules.max_audios} are allowed")
     try:
         request = Request.model_validate(given, context=rules)
     except ValidationError as error:
-        # The caller's value isn't repeated: it may be a whole file, or a URL with a token.
-        details = error.errors(include_url=False, include_context=False)
-        problems = [_explain(dict(detail)) for detail in details[:MAX_PROBLEMS]] + problems
+        problems = _explained(error, Request.model_fields) + problems
     if problems:
         raise BadInput("; ".join(problems))
     return request
 
 
-def _explain(detail: dict[str, Any]) -> str:
-    field = ".".join(str(part) for part in detail["loc"])[:100]
+def parse_s3_config(raw: Any) -> S3Config:
+    """Raises BadInput with every problem of `raw` (a job's `s3Config`), and none of its values."""
+    try:
+        return S3Config.model_validate(raw)
+    except ValidationError as error:
+        raise BadInput("; ".join(f"s3Config.{problem}" for problem in _explained(error, ()))) from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Objects inside a request, too, may name what they leave out."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: inner for name, inner in value.items() if inner is not None}
+
+
+def _explained(error: ValidationError, fields: Mapping[str, Any] | tuple[()]) -> list[str]:
+    # The caller's value isn't repeated: it may be a whole file, or a URL with a token.
+    details = error.errors(include_url=False, include_context=False)
+    return [_explain(dict(detail), fields) for detail in details[:MAX_PROBLEMS]]
+
+
+def _explain(detail: dict[str, Any], fields: Mapping[str, Any] | tuple[()]) -> str:
+    place = ".".join(str(part) for part in detail["loc"] if not str(part).startswith("["))[:100]
     if detail["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(field, Request.model_fields, n=1)
-        return f"{field}: unknown field" + (f", did you mean {near[0]}?" if near else "")
+        near = difflib.get_close_matches(place, list(fields), n=1)
+        return f"{place}: unknown field" + (f", did you mean {near[0]}?" if near else "")
     reason = detail["msg"].removeprefix("Value error, ")
     if isinstance(detail["input"], str) and detail["type"].startswith(("int", "float", "bool")):
         reason += ", without quotes"
-    return f"{field}: {reason}" if field else reason
-
-
-def markdown_table() -> str:
-    """The README's table of inputs."""
-    rows = ["| field | default | meaning |", "| --- | --- | --- |"]
-    for name, field in Request.model_fields.items():
-        default = "" if field.default is None else f"`{json.dumps(field.default)}`"
-        rows.append(f"| `{name}` | {default} | {field.description}{_bounds(field.metadata)} |")
-    return "\n".join(rows)
-
-
-def _bounds(metadata: list[Any]) -> str:
-    bounds = {sign: getattr(m, key) for m in metadata for key, sign in BOUND_SIGNS.items() if hasattr(m, key)}
-    return f" ({', '.join(f'{sign} {bound:g}' for sign, bound in bounds.items())})" if bounds else ""
-
-
-if __name__ == "__main__":
-    print(markdown_table())
+    return f"{place}: {reason}" if place else reason

@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 MiB = 1024**2
 GiB = 1024**3
@@ -26,6 +26,9 @@ Bytes = Annotated[int, Field(ge=1)]
 UpperCase = BeforeValidator(lambda value: value.upper() if isinstance(value, str) else value)
 
 
+BUCKET = ("bucket_endpoint_url", "bucket_name", "bucket_access_key_id", "bucket_secret_access_key")  # all, or none
+
+
 class Settings(BaseModel):
     """One field for each environment variable, under its name in lower case. None: chosen at start."""
 
@@ -37,6 +40,14 @@ class Settings(BaseModel):
         description="The model to serve: a size (`tiny` … `large-v3`, `turbo`, `distil-large-v3` …), a CTranslate2 "
         "repository on the Hugging Face hub, a folder, or `bundled`. Default: `bundled`, the demo model (tiny.en), "
         "where it is installed",
+    )
+    models: str | None = Field(
+        None,
+        description="The models that a job's `model` may name, separated by commas, besides `MODEL`; `*`: any size, any "
+        "CTranslate2 repository on the hub, and `bundled`. Default: none",
+    )
+    max_loaded_models: Annotated[int, Field(ge=1, le=64)] = Field(
+        1, description="So many models stay loaded; the one that was idle longest is freed for another"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
     compute_type: Literal[
@@ -96,6 +107,7 @@ class Settings(BaseModel):
     )
     max_redirects: Annotated[int, Field(ge=0, le=20)] = Field(5, description="Redirects that a download follows")
     max_base64_bytes: Bytes = Field(20 * MiB, description="Longest `audio_base64`, in characters")
+    max_audios: Count = Field(100, description="Most files in one job's `audios`")
     max_audio_s: Seconds = Field(
         4 * 3600, description="Longest audio. An hour takes 230 MB of memory for as long as its job is in flight"
     )
@@ -120,7 +132,19 @@ class Settings(BaseModel):
     progress_interval_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = Field(
         2, description="Time from a job's start to its first progress report in `/status`, and between two of them"
     )
-    max_inline_bytes: Bytes = Field(8_000_000, description="Largest reply; RunPod loses those over 10 MB")
+    max_inline_bytes: Bytes = Field(
+        8_000_000, description="Largest reply, larger ones go to the bucket; RunPod loses those over 10 MB"
+    )
+    bucket_endpoint_url: str | None = Field(
+        None, pattern="^https?://", description="S3-compatible storage for larger results; a job's `s3Config` goes first"
+    )
+    bucket_name: str | None = Field(None, description="The bucket there")
+    bucket_access_key_id: str | None = Field(None, description="Its access key's id")
+    bucket_secret_access_key: SecretStr | None = Field(None, description="Its access key")
+    bucket_region: str | None = Field(None, description="Its region, where the storage insists on one")
+    result_url_expires_s: Annotated[int, Field(ge=60, le=7 * 24 * 3600)] = Field(
+        7 * 24 * 3600, description="How long the links to stored results work"
+    )
     result_timeout_s: Seconds = Field(60, description="How long RunPod may take to accept a reply, before another try")
     result_retry_s: Seconds = Field(600, description="How long the worker goes on trying to deliver a reply")
     allow_local_files: bool | None = Field(
@@ -142,6 +166,9 @@ class Settings(BaseModel):
         except ValidationError as error:
             problems = (f"{str(e['loc'][0]).upper()}={e['input']!r}: {e['msg']}" for e in error.errors())
             raise SettingsError("; ".join(problems)) from None
+        given = [name for name in BUCKET if getattr(settings, name) is not None]
+        if missing := [name.upper() for name in BUCKET if given and name not in given]:
+            raise SettingsError(f"{given[0].upper()} is set, but not {', '.join(missing)}")
         if settings.allow_local_files is None:
             settings = settings.model_copy(update={"allow_local_files": not on_runpod(env)})
         return settings
@@ -211,7 +238,7 @@ def _type_name(annotation: Any) -> str:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
     if get_origin(annotation) is Annotated or (get_args(annotation) and type(None) in get_args(annotation)):
         return _type_name(next(part for part in get_args(annotation) if part is not type(None)))
-    return {str: "text", int: "whole number", float: "number", bool: "true or false"}[annotation]
+    return {str: "text", SecretStr: "text", int: "whole number", float: "number", bool: "true or false"}[annotation]
 
 
 if __name__ == "__main__":
