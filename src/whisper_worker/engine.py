@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,28 +19,35 @@ from faster_whisper.vad import get_vad_model
 
 from whisper_worker import log
 from whisper_worker.audio import SAMPLE_RATE, Samples
-from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy, UnknownModel
+from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy
 from whisper_worker.models import ModelFiles
-from whisper_worker.pieces import Piece
+from whisper_worker.pieces import Track
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, SettingsError, Threads
 from whisper_worker.shared_model import (
     FRAMES_PER_S,
+    FULL,
+    MAX_LENGTH,
+    MAX_PROMPT_TOKENS,
     Caller,
     Fit,
+    Languages,
     Mel,
     SharedModel,
     is_device_lost,
     is_memory_error,
 )
-from whisper_worker.speech import Speech
+from whisper_worker.speech import MIN_S, Speech
 from whisper_worker.stop import Stop, Stopped
 from whisper_worker.transcript import Language, Said, Segment, Word
 
-MAX_PROMPT_TOKENS = 223  # half the decoder's 448 positions, less the token that opens a prompt
 PROMPT_RESET_TEMPERATURE = 0.5  # faster-whisper's default: what was decoded hotter is no good prompt for what follows
 FIT_LOG_PROB = -0.5  # mean log probability of a fitted window's tokens; measured, see docs/tuning.md
 TRANSLATED_WINDOWS = 8  # of a piece, whose encoding is kept for its translation
+
+DETECTION_WINDOWS = 4  # at most, where the first leaves the language in doubt
+LIKELY = 5  # languages that are told
+CHANGED = 0.5  # a window's language that is less probable is taken for that of the window before
 
 Task = Literal["transcribe", "translate"]
 
@@ -109,20 +117,23 @@ class Engine:
         return cls(whisper, files, threads, settings)
 
     def check(self, request: Request) -> None:
-        """Raises UnknownModel or BadInput for what this model can't do, before any work is put into it."""
-        if request.model is not None and not self._files.is_called(request.model):
-            raise UnknownModel(f"this worker serves the model {self.name}, not {request.model}")
-        if self.speaks_english_only and request.language not in (None, "en"):
-            raise BadInput(f"language: the model {self.name} knows English only")
-        # The library cuts a longer prompt without a word, and a token that doesn't exist fails inside CTranslate2.
-        if request.initial_prompt and (count := len(self.tokens(request.initial_prompt))) > MAX_PROMPT_TOKENS:
-            raise BadInput(f"initial_prompt: has {count} tokens, {MAX_PROMPT_TOKENS} are allowed")
+        """Raises BadInput with all that this model can't do of a request, before any work is put into it."""
+        if problems := [*self._language_problems(request), *self._prompt_problems(request)]:
+            raise BadInput("; ".join(problems))
+        if request.word_timestamps and not self._files.has_alignment_heads:
+            raise BadInput(
+                f"word_timestamps: the model {self.name} lacks the alignment heads that words' times come from"
+            )
         if max(request.suppress_tokens, default=0) > self._last_token:
             raise BadInput(f"suppress_tokens: the model has tokens up to {self._last_token}")
 
-    def walk(self, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> "Walk":
-        """The way through one job's pieces of a recording, `samples`."""
-        return Walk(self, pieces, samples, request, stop)
+    def remarks(self, request: Request) -> tuple[str, ...]:
+        """What of a request this model does only in part, in sentences for the caller."""
+        return tuple(self._remarks(request))
+
+    def walk(self, tracks: Sequence[Track], request: Request, stop: Stop) -> "Walk":
+        """The way through one recording."""
+        return Walk(self, tracks, request, stop)
 
     @property
     def longest_call_s(self) -> float:
@@ -147,21 +158,25 @@ class Engine:
         request: Request,
         *,
         task: Task,
-        language: str | None,
+        language: str,
         prompt: str | Sequence[int] | None,
+        prefix: str | None,
     ) -> Iterator[Segment]:
-        """The segments of `speech` in the file's times. `language` None: the model is asked, see `Caller`."""
-        # Asked for each window's language, faster-whisper has the window's encoder output in hand. Told no language, it
-        # would encode the first window once more, only to detect it.
+        """The segments of `speech` in the recording's times. `prefix`: what the first one's text begins with.
+
+        With `request.multilingual` the model is asked for each window's language, and the caller chooses (`Caller`).
+        """
         segments, _ = self._whisper.transcribe(
             speech.samples,
-            language=language or "en",
-            multilingual=language is None,
+            language=language,
+            multilingual=request.multilingual,
             task=task,
             beam_size=request.beam_size,
             best_of=request.best_of,
             patience=request.patience,
             length_penalty=request.length_penalty,
+            repetition_penalty=request.repetition_penalty,
+            no_repeat_ngram_size=request.no_repeat_ngram_size,
             temperature=request.temperatures,
             compression_ratio_threshold=request.compression_ratio_threshold,
             log_prob_threshold=request.logprob_threshold,
@@ -169,10 +184,20 @@ class Engine:
             condition_on_previous_text=request.condition_on_previous_text,
             prompt_reset_on_temperature=PROMPT_RESET_TEMPERATURE,
             initial_prompt=prompt,
+            prefix=prefix,
+            hotwords=request.hotwords,
             suppress_tokens=list(request.suppress_tokens),  # the library writes into it
+            max_new_tokens=request.max_new_tokens,
             word_timestamps=request.word_timestamps,
+            hallucination_silence_threshold=request.hallucination_silence_threshold,
         )
         return map(_segment, speech.in_file_time(segments))
+
+    def languages(self, speech: Speech) -> Languages:
+        """Those of its first window, most probable first. That window's encoding is kept for the thread's caller."""
+        mel = self._whisper.feature_extractor(speech.samples)
+        frames = min(FULL, mel.shape[1] - 1)  # as faster-whisper takes them: the last one belongs to the padding
+        return self._model.detect_language(self._whisper.encode(fw.pad_or_trim(mel[:, :frames])))[0]
 
     def passes(self, request: Request, result: Any) -> bool:
         """Whether a result of CTranslate2 is good enough to come from a fitted window.
@@ -203,6 +228,44 @@ class Engine:
                 raise OutOfMemory("the device has too little memory for this job at the moment: try again") from error
             raise
 
+    def _language_problems(self, request: Request) -> Iterator[str]:
+        for name, codes in (("language", [request.language]), ("languages", request.languages or [])):
+            asked = [code for code in codes if code is not None]
+            if self.speaks_english_only:
+                if asked and "en" not in asked:
+                    yield f"{name}: the model {self.name} knows English only"
+            elif unknown := [code for code in asked if self._whisper.hf_tokenizer.token_to_id(f"<|{code}|>") is None]:
+                yield f"{name}: the model {self.name} doesn't know {', '.join(unknown)}"
+
+    def _prompt_problems(self, request: Request) -> Iterator[str]:
+        """The library cuts what is too long without a word, or fails in the middle of the job."""
+        counts = {
+            name: len(self.tokens(text))
+            for name in ("initial_prompt", "prefix", "hotwords")
+            if (text := getattr(request, name))
+        }
+        if (count := sum(counts.values())) > MAX_PROMPT_TOKENS:
+            tokens = f"has {count} tokens" if len(counts) == 1 else f"have {count} tokens together"
+            yield f"{', '.join(counts)}: {tokens}, {MAX_PROMPT_TOKENS} are allowed"
+        hotwords = counts.get("hotwords", 0)
+        room = MAX_LENGTH - MAX_PROMPT_TOKENS - 4 - hotwords  # 4: the tokens that open a prompt, and a task
+        if request.condition_on_previous_text and hotwords and (request.max_new_tokens or 0) > room:
+            yield f"max_new_tokens: with condition_on_previous_text, and {hotwords} tokens of hotwords, at most {room}"
+
+    def _remarks(self, request: Request) -> Iterator[str]:
+        if request.wants_translation:
+            if self.speaks_english_only:
+                yield f"the model {self.name} can't translate: the translation is its transcription"
+            elif not self._files.translates:
+                yield f"the model {self.name} wasn't trained to translate: the translation may be a transcription"
+        if request.multilingual and self.speaks_english_only:
+            yield f"the model {self.name} knows English only: multilingual has no effect"
+        if request.task == "detect_language" and self.speaks_english_only:
+            yield f"the model {self.name} knows English only, and takes all speech for it"
+        other = [code for code in (request.language, *(request.languages or ())) if code not in (None, "en")]
+        if other and self._files.knows_english_only and not self.speaks_english_only:
+            yield f"the model {self.name} was trained on English only: {', '.join(other)} may come out wrong"
+
     @property
     def _last_token(self) -> int:
         """The timestamps 0.00 to 30.00 are a vocabulary's last, but the tokenizer's file doesn't always list them."""
@@ -213,80 +276,129 @@ class Engine:
 
 
 class Walk:
-    """One job's way through the model: piece by piece, or several pieces at once, each on a thread of its own.
+    """One recording's way through the model: piece by piece, or several at once, each on a thread of its own.
 
-    With `condition_on_previous_text` pieces must be asked for one after the other.
+    The pieces of all tracks are numbered by when they begin. With `condition_on_previous_text` they must be asked for
+    one after the other.
     """
 
-    def __init__(self, engine: Engine, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> None:
+    def __init__(self, engine: Engine, tracks: Sequence[Track], request: Request, stop: Stop) -> None:
         self.first_run: float | None = None
         """When, in monotonic seconds, the first window reached the model."""
         self._engine = engine
-        self._pieces = pieces
-        self._samples = samples
         self._request = request
         self._stop = stop
-        self._transcribed: list[Segment] = []  # so far, for the prompts
-        self._translated: list[Segment] = []
+        self._ways = [_Way(track) for track in tracks if track.speech_s >= MIN_S]  # else it's the only piece
+        places = [(way, place) for way in self._ways for place in range(len(way.track.pieces))]
+        self._places = sorted(places, key=lambda place: place[0].start(place[1]))
         self.language: Future[Language] = Future()
-        """That of the job, once it is known; it fails when the first piece does, or holds no speech."""
+        """That of the recording, once it is known; it fails when the first piece does, or holds no speech."""
         if known := "en" if engine.speaks_english_only else request.language:
-            self.language.set_result((known, 1.0))
+            self.language.set_result(Language.given(known))
+
+    def __len__(self) -> int:
+        """How many pieces there are."""
+        return len(self._places)
 
     def piece(self, index: int) -> Iterator[Said]:
         """What is said in one piece, segment by segment, and its translation. Takes as long as it takes, all on the
         thread that iterates; raises OutOfMemory, Unhealthy or Stopped.
 
-        Unless the language is known, that of the first piece holds for all: the others wait until it is found.
+        Unless the language is known, the first piece finds it for all: the others wait for that.
         """
-        before = self._frames_before(index)
+        way, place = self._places[index]
+        before = way.frames_before(place)
         try:
             with self._engine.faults_told_apart():
-                for said in self._piece(index):
+                for said in self._piece(index, way, place):
                     yield said.shifted(before)
         finally:
             if index == 0 and not self.language.done():
                 self.language.set_exception(Stopped())  # whatever it is: that is what the job fails with
 
-    def _piece(self, index: int) -> Iterator[Said]:
+    def detect(self) -> Language | None:
+        """The language, without any text; None when nobody speaks. Takes as long as it takes, as `piece`."""
+        if self._places and not self.language.done():
+            with self._engine.faults_told_apart():
+                self.language.set_result(self._detected())
+        return self.language.result(0) if self._places else None
+
+    def _piece(self, index: int, way: "_Way", place: int) -> Iterator[Said]:
         self._stop.check()
-        speech = self._pieces[index].speech(self._samples)
-        if speech.is_empty:  # then it's the only piece
-            return
+        speech = way.speech(place)
         request, engine = self._request, self._engine
-        known = self._stop.wait_for(self.language)[0] if index or self.language.done() else None
         caller = Caller(
             self._stop,
             passes=partial(engine.passes, request),
-            on_language=self._note_language,
             on_run=self._note_run,
-            keeps=TRANSLATED_WINDOWS if request.translate else 1,
+            hotwords=len(engine.tokens(request.hotwords)) if request.hotwords else 0,
+            keeps=TRANSLATED_WINDOWS if request.wants_transcription and request.wants_translation else 1,
             rank=index,  # the segments of the first piece that isn't done are waited for
         )
         with engine.called_for(caller):
-            for segment in self._segments(index, speech, "transcribe", known, self._transcribed):
-                yield Said((segment,), (), self.language.result(0), until=segment.end)
-            language = self.language.result(0)  # known by now, also if there was no segment
-            if request.translate and not engine.speaks_english_only:
-                translated = tuple(self._segments(index, speech, "translate", language[0], self._translated))
-                yield Said((), translated, language)
-        yield Said((), (), language, until=self._pieces[index].spans[-1].end / SAMPLE_RATE)
+            if index == 0 and not self.language.done():
+                self.language.set_result(self._detected((way, place, speech)))
+            language = self._stop.wait_for(self.language)
+            main: Task = "transcribe" if request.wants_transcription else "translate"
+            for segment in self._segments(place, speech, main, language, caller, way.transcribed):
+                yield Said((segment,), (), language, segment.end, way.track.channel)
+            translated: tuple[Segment, ...] = ()
+            if main == "transcribe" and request.wants_translation and not engine.speaks_english_only:
+                both = self._segments(place, speech, "translate", language, caller, way.translated)
+                translated = tuple(both)
+        yield Said((), translated, language, way.end(place), way.track.channel)
 
     def _segments(
-        self, index: int, speech: Speech, task: Task, language: str | None, before: list[Segment]
+        self,
+        place: int,
+        speech: Speech,
+        task: Task,
+        language: Language,
+        caller: Caller,
+        before: list[Segment],
     ) -> Iterator[Segment]:
         """Of one piece, each added to those `before` it."""
-        prompt = self._prompt(index, before)
-        for segment in self._engine.segments(speech, self._request, task=task, language=language, prompt=prompt):
+        ear = _Ear(language.code, self._request.languages)
+        caller.choose = ear.choose
+        segments = self._engine.segments(
+            speech,
+            self._request,
+            task=task,
+            language=language.code,
+            prompt=self._prompt(place, before),
+            prefix=self._request.prefix if place == 0 else None,
+        )
+        for segment in segments:
+            if self._request.multilingual:
+                segment = replace(segment, language=ear.language)
             before.append(segment)
             yield segment
 
-    def _prompt(self, index: int, before: Sequence[Segment]) -> str | list[int] | None:
+    def _detected(self, here: "tuple[_Way, int, Speech] | None" = None) -> Language:
+        """What is spoken in the window that is most likely to tell, and in others when it doesn't.
+
+        `here`: the piece that this thread goes on with, whose window is then encoded already.
+        """
+        loudest = max(self._ways, key=lambda way: way.track.speech_s)
+        heard: list[dict[str, float]] = []
+        for place in _spread(len(loudest.track.pieces), DETECTION_WINDOWS):
+            if here and here[:2] == (loudest, place):
+                languages = self._engine.languages(here[2])
+            else:
+                with self._engine.called_for(Caller(self._stop, on_run=self._note_run)):
+                    languages = self._engine.languages(loudest.speech(place))
+            heard.append(_probabilities(languages, self._request.languages))
+            language = _most_likely(heard)
+            if language.is_sure:
+                break
+        return language
+
+    def _prompt(self, place: int, before: Sequence[Segment]) -> str | list[int] | None:
         """What a piece's first window is shown: nearly what it would be if the job were one walk through all windows.
 
         That walk isn't made, because it needs the features of the whole recording: 3.3 GB for an hour.
         """
-        if index == 0:
+        if place == 0:
             return self._request.initial_prompt
         if not self._request.condition_on_previous_text:
             return None
@@ -299,16 +411,70 @@ class Walk:
             tokens = self._engine.tokens(self._request.initial_prompt or "") + tokens
         return tokens[-MAX_PROMPT_TOKENS:]
 
-    def _frames_before(self, index: int) -> int:
-        return round(sum(piece.seconds for piece in self._pieces[:index]) * FRAMES_PER_S)
-
-    def _note_language(self, languages: list[tuple[str, float]]) -> None:
-        if not self.language.done():
-            token, probability = languages[0]
-            self.language.set_result((token.strip("<|>"), probability))
-
     def _note_run(self) -> None:
         self.first_run = self.first_run or time.monotonic()
+
+
+class _Way:
+    """One track's part of a walk: its pieces, and what has been said in it so far, for the prompts."""
+
+    def __init__(self, track: Track) -> None:
+        self.track = track
+        self.transcribed: list[Segment] = []
+        self.translated: list[Segment] = []
+
+    def speech(self, place: int) -> Speech:
+        return self.track.pieces[place].speech(self.track.samples)
+
+    def start(self, place: int) -> int:
+        """Samples."""
+        return self.track.pieces[place].spans[0].start
+
+    def end(self, place: int) -> float:
+        """Up to where, in seconds, nothing is missing once the piece is done: behind the last one nobody speaks."""
+        is_last = place == len(self.track.pieces) - 1
+        return (len(self.track.samples) if is_last else self.track.pieces[place].spans[-1].end) / SAMPLE_RATE
+
+    def frames_before(self, place: int) -> int:
+        return round(sum(piece.seconds for piece in self.track.pieces[:place]) * FRAMES_PER_S)
+
+
+class _Ear:
+    """Which language a window is taken for when that may change: that of the window before, unless it is clear."""
+
+    def __init__(self, language: str, allowed: Sequence[str] | None) -> None:
+        self.language = language
+        self._allowed = allowed
+
+    def choose(self, languages: Languages) -> Languages:
+        best = _most_likely([_probabilities(languages, self._allowed)])
+        if best.probability >= CHANGED:
+            self.language = best.code
+        return [(f"<|{self.language}|>", best.probability)]
+
+
+def _probabilities(languages: Languages, allowed: Sequence[str] | None) -> dict[str, float]:
+    """By code; of the allowed ones only, which together are certain then."""
+    every = {token.strip("<|>"): probability for token, probability in languages}
+    if not allowed:
+        return every
+    some = {code: every.get(code, 0.0) for code in allowed}
+    whole = sum(some.values()) or 1.0
+    return {code: probability / whole for code, probability in some.items()}
+
+
+def _most_likely(heard: Sequence[dict[str, float]]) -> Language:
+    """Of what several windows say, on average."""
+    means = {code: sum(window.get(code, 0.0) for window in heard) / len(heard) for code in heard[0]}
+    likely = sorted(means.items(), key=lambda item: -item[1])[:LIKELY]
+    return Language(*likely[0], tuple(likely))
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """The first of so many places, and others far from each other and from it."""
+    if count <= most:
+        return list(range(count))
+    return [round(number * (count - 1) / (most - 1)) for number in range(most)]
 
 
 class _Features:

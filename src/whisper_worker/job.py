@@ -1,5 +1,6 @@
 """One job on its way: what is known of it, and where its seconds go. On the event loop, but for the stopwatch."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from whisper_worker import reply
-from whisper_worker.live import TAIL, Progress, Stage, Watcher
-from whisper_worker.request import Request
+from whisper_worker.live import STAGES, TAIL, Progress, Stage, Watcher
+from whisper_worker.request import Request, S3Config, Source
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Growing, Language
 
@@ -20,7 +21,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._started = time.monotonic()
-        self._seconds = {"download": 0.0, "decode": 0.0, "queue": 0.0, "inference": 0.0}
+        self._seconds = {"download": 0.0, "decode": 0.0, "queue": 0.0, "inference": 0.0, "upload": 0.0}
 
     @property
     def total_s(self) -> float:
@@ -52,6 +53,35 @@ class Stopwatch:
         return {step: round(seconds, 3) for step, seconds in {**self._seconds, "total": self.total_s}.items()}
 
 
+class Recording:
+    """One of a job's files on its way. `index`: which one, where there are several. `stop` ends its threads alone."""
+
+    def __init__(self, source: Source, index: int | None, stop: Stop) -> None:
+        self.source = source
+        self.index = index
+        self.stop = stop
+        self.transcript: Growing | None = None
+        """From when its pieces are transcribed on."""
+        self.is_over = False
+        self._informed = False
+
+    @property
+    def seconds_total(self) -> float | None:
+        """None until it is known."""
+        if self.transcript is None:
+            return 0.0 if self.is_over else None
+        return self.transcript.duration
+
+    @property
+    def seconds_done(self) -> float:
+        return self.transcript.until if self.transcript else 0.0
+
+    def is_first_to_inform(self) -> bool:
+        """True the first time."""
+        first, self._informed = not self._informed, True
+        return first
+
+
 @dataclass
 class Job:
     """One job on its way: what was asked, the signal that ends its threads, where its seconds go, and who looks on."""
@@ -62,22 +92,40 @@ class Job:
     stop: Stop = field(default_factory=Stop)
     watch: Stopwatch = field(default_factory=Stopwatch)
     request: Request = field(init=False)
-    transcript: Growing | None = None
-    """From when its pieces are transcribed on."""
+    bucket: S3Config | None = None
+    recordings: list[Recording] = field(default_factory=list)
+    own_thread: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Its files, where there are several, take turns at the piece thread that is the job's own."""
+    decoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    audio_s: float = 0.0
+    """Seconds decoded so far."""
     _told_s: float = 0.0
-    _informed: bool = False
+    _stage: Stage = "download"
 
-    def tell(self, stage: Stage) -> None:
+    def accept(self, request: Request) -> None:
+        self.request = request
+        self.recordings = [
+            Recording(source, None if request.audios is None else index, self.stop.part())
+            for index, source in enumerate(request.sources)
+        ]
+
+    def tell(self, stage: Stage, recording: Recording) -> None:
         """Whoever looks on; never of less than before, not even when the job is transcribed once more."""
-        so_far = self.transcript or Growing(0.0)
-        self._told_s = max(self._told_s, so_far.until)
-        self.watcher.progress(Progress(stage, self._told_s, so_far.duration or None, so_far.tail(TAIL)))
+        self._stage = max(stage, self._stage, key=STAGES.index)
+        self._told_s = max(self._told_s, sum(each.seconds_done for each in self.recordings))
+        totals = [each.seconds_total for each in self.recordings]
+        total = None if None in totals else sum(total or 0.0 for total in totals)
+        tail = recording.transcript.tail(TAIL) if recording.transcript else ""
+        self.watcher.progress(Progress(self._stage, self._told_s, total or None, tail))
 
-    def inform(self, facts: reply.Facts, language: Language | tuple[None, None]) -> None:
-        """Of the audio; only the first time counts."""
-        if not self._informed:
-            self._informed = True
-            self.watcher.info(reply.info_item(facts, language))
+    def inform(self, recording: Recording, facts: reply.Facts, language: Language | None) -> None:
+        """Of a file's audio; only the first time counts."""
+        if recording.is_first_to_inform():
+            self.watcher.info(reply.info_item(facts, language, recording.index))
 
     def done_so_far(self) -> dict[str, Any] | None:
-        return reply.partial(self.request, self.transcript) if self.transcript else None
+        """None when that is nothing."""
+        parts = [each.transcript and reply.partial(self.request, each.transcript) for each in self.recordings]
+        if not any(parts):
+            return None
+        return {"results": parts} if self.request.audios is not None else dict(parts[0] or {})

@@ -8,12 +8,13 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from whisper_worker.stop import is_set_within
 from whisper_worker.transcript import Segment
 
 Stage = Literal["download", "decode", "transcribe"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 Item = dict[str, Any]
 """One item of a stream, ready for JSON."""
 
@@ -53,10 +54,10 @@ class Watcher:
         pass
 
     def info(self, info: Item) -> None:
-        """What is known of the audio; once, before the first segments."""
+        """What is known of the audio; once for each file, before its first segments."""
 
-    async def segments(self, segments: Sequence[Segment]) -> None:
-        """New ones, in order. The job goes on when this returns."""
+    async def segments(self, segments: Sequence[Segment], audio: int | None = None) -> None:
+        """New ones, in order; of the `audio`th of several files. The job goes on when this returns."""
 
 
 class Outbox(Watcher):
@@ -69,7 +70,7 @@ class Outbox(Watcher):
     def __init__(
         self,
         interval_s: float,
-        item: Callable[[Sequence[Segment]], Item],
+        item: Callable[[Sequence[Segment], int | None], Item],
         size: Callable[[Item], int],
         max_bytes: int = ITEM_BYTES,
     ) -> None:
@@ -77,20 +78,20 @@ class Outbox(Watcher):
         self._item = item
         self._size = size
         self._max_bytes = max_bytes
-        self._info: Item | None = None
-        self._waiting: list[tuple[Segment, int]] = []  # with their bytes
+        self._infos: list[Item] = []
+        self._waiting: list[tuple[Segment, int | None, int]] = []  # with their file, and their bytes
         self._closed = asyncio.Event()
         self._news = asyncio.Event()
         self._room = asyncio.Event()
 
     def info(self, info: Item) -> None:
-        self._info = info
+        self._infos.append(info)
         self._news.set()
 
-    async def segments(self, segments: Sequence[Segment]) -> None:
-        self._waiting += [(segment, self._size(self._item([segment]))) for segment in segments]
+    async def segments(self, segments: Sequence[Segment], audio: int | None = None) -> None:
+        self._waiting += [(segment, audio, self._size(self._item([segment], audio))) for segment in segments]
         self._news.set()
-        while sum(size for _, size in self._waiting) >= self._max_bytes:
+        while sum(size for *_, size in self._waiting) >= self._max_bytes:
             self._room.clear()
             await self._room.wait()
 
@@ -102,25 +103,26 @@ class Outbox(Watcher):
     async def items(self) -> AsyncGenerator[Item, None]:
         """Until closed, and empty."""
         due = 0.0
-        while self._info or self._waiting or not self._closed.is_set():
+        while self._infos or self._waiting or not self._closed.is_set():
             await self._news.wait()
             self._news.clear()
-            if self._info:
-                info, self._info = self._info, None
-                yield info
+            while self._infos:
+                yield self._infos.pop(0)
             while self._waiting:
                 await is_set_within(self._closed, max(due - time.monotonic(), 0))
-                item = self._item(self._pack())
+                while self._infos:  # of a file whose segments may be among those that wait
+                    yield self._infos.pop(0)
+                item = self._item(*self._pack())
                 due = time.monotonic() + self._interval_s
                 yield item
 
-    def _pack(self) -> list[Segment]:
-        """As many as fit, one at least."""
+    def _pack(self) -> tuple[list[Segment], int | None]:
+        """As many of one file as fit, one at least."""
         pack: list[Segment] = []
-        room = self._max_bytes
-        while self._waiting and (not pack or self._waiting[0][1] <= room):
-            segment, size = self._waiting.pop(0)
+        audio, room = self._waiting[0][1], self._max_bytes
+        while self._waiting and self._waiting[0][1] == audio and (not pack or self._waiting[0][2] <= room):
+            segment, _, size = self._waiting.pop(0)
             pack.append(segment)
             room -= size
         self._room.set()
-        return pack
+        return pack, audio

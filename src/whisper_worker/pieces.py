@@ -37,6 +37,20 @@ class Piece:
         return Speech(joined, [{"start": span.start, "end": span.end} for span in self.spans])
 
 
+@dataclass(frozen=True)
+class Track:
+    """What is transcribed of one channel of a recording: the `pieces` of its `samples`. `channel` None: of the mix."""
+
+    samples: Samples
+    pieces: tuple[Piece, ...]
+    channel: int | None = None
+
+    @property
+    def speech_s(self) -> float:
+        """Seconds in its pieces."""
+        return sum(piece.seconds for piece in self.pieces)
+
+
 def whole(samples: Samples) -> list[Piece]:
     """All of a recording as one piece; none without a sample."""
     return [Piece(0, spans)] if (spans := _everything(samples)) else []

@@ -31,13 +31,20 @@ class Piecework:
         self._extra = asyncio.Semaphore(extra)
 
     async def in_order(
-        self, stop: Stop, act: Callable[[Piece], Iterable[T]], pieces: Sequence[Piece], *, side_by_side: bool = True
+        self,
+        stop: Stop,
+        act: Callable[[Piece], Iterable[T]],
+        pieces: Sequence[Piece],
+        *,
+        side_by_side: bool = True,
+        own_thread: asyncio.Lock | None = None,
     ) -> AsyncGenerator[T, None]:
         """What `act` gives for each piece, on the threads, in the pieces' order; each result as soon as it is there.
 
         Who takes them slowly slows the work down: only so many pieces are begun, and results made, ahead of the one
         that is given next. When one raises, that is raised in its place. When the caller leaves early or is cancelled,
         `stop` is set, and no thread works on a piece any more when this ends: iterate inside `contextlib.aclosing`.
+        A job that does several of these at once gives its `own_thread` to all: they take turns at the one it has.
         """
         lines: list[_Line[T]] = [_Line() for _ in pieces]
         waiting = iter(zip(pieces, lines, strict=True))
@@ -60,8 +67,9 @@ class Piecework:
                     else:
                         line.end()
 
-        helpers = min(self._extra_threads, len(pieces) - 1) if side_by_side else 0
-        places: list[AbstractAsyncContextManager[object]] = [nullcontext(), *[self._extra] * helpers]
+        own = own_thread or nullcontext()
+        helpers = min(self._extra_threads, len(pieces) - (own_thread is None)) if side_by_side else 0
+        places: list[AbstractAsyncContextManager[object]] = [own, *[self._extra] * helpers]
         walks = [asyncio.create_task(walk(place)) for place in places]
         try:
             for line in lines:

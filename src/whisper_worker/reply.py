@@ -1,23 +1,37 @@
-"""Transcript → the job's output: the official worker's fields and ours, as strictly valid JSON of a size that arrives.
+"""Transcript → the job's output (`output` says what is in it), as strictly valid JSON of a size that arrives.
 
 RunPod drops a reply that can't be encoded or has too many bytes, and the caller waits for it until the job times out:
-`fitting` makes an error of those.
+what is too large is stored elsewhere (`files`, `stored`), loses its details, or becomes an error (`fitting`).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from whisper_worker.errors import ResultTooLarge, WorkerError
-from whisper_worker.formats import FORMATS
+from whisper_worker.formats import FORMATS, Layout, render, segment_dict
+from whisper_worker.output import (
+    DetectionOutput,
+    FactsOutput,
+    LanguageOutput,
+    PartialOutput,
+    SeveralOutput,
+    Text,
+    TranscriptOutput,
+    WordOutput,
+)
 from whisper_worker.request import Request
-from whisper_worker.transcript import Growing, Segment, Transcript
+from whisper_worker.storage import File
+from whisper_worker.transcript import Growing, Language, Segment, Transcript
 
 Json = dict[str, Any]
 
 STREAMED = ("segments", "word_timestamps")  # what a stream's result doesn't repeat
 DETAILS = "left out, for the reply to arrive: tokens and word_timestamps"
+TEXTS = ("transcription", "translation")  # empty when they are stored, and each of the others isn't there
+OTHER_TEXTS = ("word_timestamps", "outputs", "translation_outputs")
+TEXT_START = 200  # characters
 
 
 @dataclass(frozen=True)
@@ -31,53 +45,65 @@ class Facts:
     warnings: tuple[str, ...]
 
 
-def build(request: Request, transcript: Transcript, translation: Transcript | None, facts: Facts) -> Json:
-    """The output for one job, in plain Python types; `timings` are added by the service when they are complete."""
-    return {
-        **timed(request, transcript.segments),
-        **_language((transcript.language, transcript.language_probability)),
-        "transcription": FORMATS[request.transcription](transcript.segments),
-        "translation": FORMATS[request.translation](translation.segments) if translation else None,
+def build(request: Request, transcript: Transcript, translation: Transcript | None, facts: Facts) -> TranscriptOutput:
+    """The output for one file, in plain Python types. `transcript` is a translation with `task: translate`."""
+    layout = _layout(request)
+    text = render(request.transcription, transcript, layout) if request.wants_transcription else None
+    if not request.wants_transcription:
+        translation = transcript
+    output: TranscriptOutput = {
+        "segments": _segments(transcript.segments),
+        **_language(transcript.language),
+        "transcription": text,
+        "translation": render(request.translation, translation, layout) if translation else None,
         **_facts(facts),
     }
-
-
-def timed(request: Request, segments: Sequence[Segment]) -> Json:
-    """All that has times: the segments, and where asked for their words."""
-    output: Json = {"segments": [_segment(segment) for segment in segments]}
     if request.word_timestamps:
-        output["word_timestamps"] = [
-            {"word": word.word, "start": word.start, "end": word.end}
-            for segment in segments
-            for word in segment.words or ()
-        ]
+        output["word_timestamps"] = _words(transcript.segments)
+    if request.formats:
+        output["outputs"] = _in_formats(request.formats, transcript, layout)
+        if translation and request.wants_transcription:
+            output["translation_outputs"] = _in_formats(request.formats, translation, layout)
     return output
 
 
-def partial(request: Request, so_far: Growing) -> Json:
-    """What a job that is broken off has done."""
+def detection(language: Language | None, facts: Facts) -> DetectionOutput:
+    return {**_language(language), **_facts(facts)}
+
+
+def several(results: Sequence[Mapping[str, Any]], facts: Facts) -> SeveralOutput:
+    """The output for several files, of theirs."""
+    return {"results": [dict(result) for result in results], **_facts(facts)}  # type: ignore[typeddict-item]
+
+
+def partial(request: Request, so_far: Growing) -> PartialOutput:
+    """What had been done of a file whose job is broken off."""
     transcript = so_far.transcript
-    return {
+    output: PartialOutput = {
         "seconds_done": round(so_far.until, 3),
         "seconds_total": round(so_far.duration, 3),
-        **_language((transcript.language, transcript.language_probability)),
-        "transcription": FORMATS[request.transcription](transcript.segments),
-        **timed(request, transcript.segments),
+        **_language(transcript.language),
+        "transcription": render(request.transcription, transcript, _layout(request)),
+        "segments": _segments(transcript.segments),
     }
+    if request.word_timestamps:
+        output["word_timestamps"] = _words(transcript.segments)
+    return output
 
 
-def info_item(facts: Facts, language: tuple[str | None, float | None]) -> Json:
-    """A stream's first item."""
-    return {"type": "info", **_language(language), **_facts(facts)}
+def info_item(facts: Facts, language: Language | None, audio: int | None = None) -> Json:
+    """A stream's first item; of the `audio`th of several files."""
+    return {"type": "info", **_which(audio), **_language(language), **_facts(facts)}
 
 
-def segments_item(request: Request, segments: Sequence[Segment]) -> Json:
-    return {"type": "segments", **timed(request, segments)}
+def segments_item(request: Request, segments: Sequence[Segment], audio: int | None = None) -> Json:
+    words: Json = {"word_timestamps": _words(segments)} if request.word_timestamps else {}
+    return {"type": "segments", **_which(audio), "segments": _segments(segments), **words}
 
 
-def result_item(output: Json) -> Json:
+def result_item(output: Mapping[str, Any]) -> Json:
     """A stream's last item, of a job's output."""
-    return {"type": "result", **{name: value for name, value in output.items() if name not in STREAMED}}
+    return {"type": "result", **_each(output, _without_streamed)}
 
 
 def error_item(error: str) -> Json:
@@ -96,36 +122,111 @@ def size(output: Any) -> int:
     return len(encoded(output))
 
 
+def fits(output: Mapping[str, Any], max_bytes: int) -> bool:
+    """Whether it can be a reply. Raises what `encoded` raises."""
+    return size({"output": output}) <= max_bytes
+
+
 def fitting(output: Json, max_bytes: int) -> Json:
-    """The output, without its details when it is too large. Raises ResultTooLarge, and what `size` raises."""
-    if size({"output": output}) <= max_bytes:
+    """The output, without its details when it is too large. Raises ResultTooLarge, and what `encoded` raises."""
+    if fits(output, max_bytes):
         return output
     smaller = without_details(output)
-    if (bytes_ := size({"output": smaller})) <= max_bytes:
+    if fits(smaller, max_bytes):
         return smaller
-    raise ResultTooLarge(f"the result has {bytes_} bytes, {max_bytes} fit into a reply: send the audio in parts")
+    raise ResultTooLarge(
+        f"the result has {size(output)} bytes, {size(smaller)} without tokens and words, and {max_bytes} fit into a "
+        "reply: name an upload_url or an s3Config, or send the audio in parts"
+    )
+
+
+def files(request: Request, output: Mapping[str, Any]) -> Iterator[File]:
+    """What is stored of an output: all of it as JSON, and each text in the formats asked for."""
+    yield File("result.json", encoded(output), "application/json")
+    results = output.get("results")
+    for folder, result in [("", output)] if results is None else [(f"{i}/", each) for i, each in enumerate(results)]:
+        for text, name, others in (
+            ("transcription", request.transcription, "outputs"),
+            ("translation", request.translation, "translation_outputs"),
+        ):
+            if result.get(text) is not None:
+                texts = {name: result[text], **result.get(others, {})}
+                if text == "translation" and result.get("transcription") is None:
+                    texts = {**texts, **result.get("outputs", {})}
+                yield from (_file(f"{folder}{text}", format, content) for format, content in texts.items())
+
+
+def stored(output: Json, links: Mapping[str, str]) -> Json:
+    """The reply for an output that is stored under these links."""
+    return {**_each(output, _summarised), "stored": dict(links), "bytes": size(output)}
 
 
 def of_error(error: WorkerError, so_far: Json | None, max_bytes: int) -> Json:
     """The output of a failed job, with what it had done, as far as that fits."""
     if so_far is None:
         return error.reply
-    for part in (so_far, without_details(so_far), {**so_far, "segments": [], "word_timestamps": []}):
+    smaller = without_details(so_far)
+    for part in (so_far, smaller, _each(smaller, lambda result: {**result, "segments": []})):
         output = {**error.reply, "partial": part}
-        if size({"output": output}) <= max_bytes:
+        if fits(output, max_bytes):
             return output
     return error.reply
 
 
 def without_details(output: Json) -> Json:
     """The same text in fewer bytes: what most callers can do without is left out, and `warnings` say so."""
+    return {**_each(output, _without_details), "warnings": [*output.get("warnings", ()), DETAILS]}
+
+
+def _each(output: Mapping[str, Any], act: Any) -> Json:
+    """The output with `act` done to what it holds for each file."""
+    if "results" in output:
+        return {**output, "results": [result and act(result) for result in output["results"]]}
+    return dict(act(output))
+
+
+def _without_streamed(output: Json) -> Json:
+    return {name: value for name, value in output.items() if name not in STREAMED}
+
+
+def _without_details(output: Json) -> Json:
     smaller = {name: value for name, value in output.items() if name != "word_timestamps"}
     if "segments" in output:
-        smaller["segments"] = [{**segment, "tokens": []} for segment in output["segments"]]
-    return {**smaller, "warnings": [*output.get("warnings", ()), DETAILS]}
+        smaller["segments"] = [
+            {**{name: value for name, value in segment.items() if name != "words"}, "tokens": []}
+            for segment in output["segments"]
+        ]
+    return smaller
 
 
-def _facts(facts: Facts) -> Json:
+def _summarised(output: Json) -> Json:
+    if "segments" not in output:
+        return output
+    text = "".join(segment["text"] for segment in output["segments"]).strip()
+    summary = {"segments": len(output["segments"]), "characters": len(text), "text_start": text[:TEXT_START]}
+    kept = {name: value for name, value in output.items() if name not in OTHER_TEXTS}
+    return {**kept, "segments": [], **dict.fromkeys(TEXTS), "summary": summary}
+
+
+def _file(text: str, format: str, content: Text) -> File:
+    kind = FORMATS[format]
+    data = content.encode() if isinstance(content, str) else encoded(content)
+    return File(f"{text}{kind.suffix}", data, kind.media_type)
+
+
+def _layout(request: Request) -> Layout:
+    return Layout(request.max_line_width, request.max_line_count, request.max_words_per_line, request.highlight_words)
+
+
+def _in_formats(names: Sequence[str], transcript: Transcript, layout: Layout) -> dict[str, Text]:
+    return {name: render(name, transcript, layout) for name in names}
+
+
+def _which(audio: int | None) -> Json:
+    return {} if audio is None else {"audio": audio}
+
+
+def _facts(facts: Facts) -> FactsOutput:
     return {
         "device": facts.device,
         "model": facts.model,
@@ -135,20 +236,21 @@ def _facts(facts: Facts) -> Json:
     }
 
 
-def _language(language: tuple[str | None, float | None]) -> Json:
-    return {"detected_language": language[0], "language_probability": language[1]}
-
-
-def _segment(segment: Segment) -> Json:
+def _language(language: Language | None) -> LanguageOutput:
     return {
-        "id": segment.id,
-        "seek": segment.seek,
-        "start": segment.start,
-        "end": segment.end,
-        "text": segment.text,
-        "tokens": list(segment.tokens),
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": segment.compression_ratio,
-        "no_speech_prob": segment.no_speech_prob,
+        "detected_language": language and language.code,
+        "language_probability": language and language.probability,
+        "language_probabilities": dict(language.likely) if language else {},
     }
+
+
+def _segments(segments: Sequence[Segment]) -> list[Any]:
+    return [segment_dict(segment) for segment in segments]
+
+
+def _words(segments: Sequence[Segment]) -> list[WordOutput]:
+    return [
+        {"word": word.word, "start": word.start, "end": word.end}
+        for segment in segments
+        for word in segment.words or ()
+    ]

@@ -381,7 +381,7 @@ class Request(_Object):
     )
     initial_prompt: Prompt | None = Field(
         None,
-        description="Text before the first window, for names and style; with `hotwords` and `prefix` at most 223 tokens",
+        description="Text before the first window, for names and style; with `hotwords`, `prefix` at most 223 tokens",
     )
     prefix: Prompt | None = Field(
         None, description="How the first window's text begins; it isn't repeated in the output"

@@ -1,60 +1,45 @@
-"""The story of one job: request → media file → audio → pieces of speech → transcript → reply.
+"""The story of one job: request → model → its recordings' outputs → reply; and what becomes of its failures.
 
-Everything here runs on the event loop and waits for work that other threads do: the download and I/O pools fetch, the
-media pool decodes and looks for speech, the piece threads transcribe, waiting for the model's threads in turn. So the
-I/O of many jobs overlaps, the next jobs' audio is ready when the model is free, and the loop stays free.
+Everything here runs on the event loop, which waits for no work: `recordings` says on which threads that is done.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
-from tempfile import TemporaryFile
-from typing import IO, Any
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
-from whisper_worker import fetch, log, pieces, reply, sources, speech
-from whisper_worker.audio import Audio, decode
+from whisper_worker import fetch, log, reply, storage
 from whisper_worker.endings import Endings
-from whisper_worker.errors import InternalError, OutOfMemory, Unhealthy, WorkerError
+from whisper_worker.errors import InternalError, OutOfMemory, Unhealthy, UploadFailed, UploadRefused, WorkerError
 from whisper_worker.health import Health
-from whisper_worker.job import Job
+from whisper_worker.job import Job, Recording
 from whisper_worker.live import Outbox, Watcher
-from whisper_worker.pieces import Piece
-from whisper_worker.piecework import Piecework
-from whisper_worker.request import InputRules, Request, parse_request
+from whisper_worker.recordings import Recordings
+from whisper_worker.registry import Loaded, Registry
+from whisper_worker.request import InputRules, is_url, parse_request, parse_s3_config
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.stop import in_loose_thread, in_thread, wait_out
-from whisper_worker.transcriber import Transcriber
-from whisper_worker.transcript import Growing, Language, Segment
+from whisper_worker.stop import in_thread, wait_out
+from whisper_worker.transcript import Segment
 
-# A hostile server can hold a download's thread longer than its job lives: so many may hang before other downloads must
-# wait. Nothing else uses these threads.
-SPARE_DOWNLOADERS = 64
-DEAF_S = 1.0  # so much speech without a word makes one look whether the model is well
+AT_ONCE = 16  # files of one job
+
+Json = dict[str, Any]
 
 
 class Service:
     """Answers jobs, many at a time."""
 
-    def __init__(self, settings: Settings, threads: Threads, engine: Transcriber, health: Health) -> None:
+    def __init__(self, settings: Settings, threads: Threads, registry: Registry, health: Health) -> None:
         self._settings = settings
-        self._engine = engine
+        self._registry = registry
         self._health = health
         self._endings = Endings(settings, health)
-        self._rules = InputRules(bool(settings.allow_local_files), settings.max_base64_bytes)
-        self._downloads = fetch.DownloadLimits(
-            max_bytes=settings.max_download_bytes,
-            timeout_s=settings.download_timeout_s,
-            attempts=settings.download_attempts,
-            max_redirects=settings.max_redirects,
-        )
+        self._rules = InputRules(bool(settings.allow_local_files), settings.max_base64_bytes, settings.max_audios)
+        self._bucket = storage.Bucket.of_settings(settings)
+        self._recordings = Recordings(settings, threads)
         self._places = asyncio.Semaphore(threads.jobs)  # the SDK's local API hands over any number of jobs
-        self._io = ThreadPoolExecutor(threads.jobs, "io")
-        self._downloaders = ThreadPoolExecutor(threads.jobs + SPARE_DOWNLOADERS, "download")
-        self._media = ThreadPoolExecutor(threads.media, "media")
-        # A job alone must be able to keep the model busy: as many pieces as it takes windows at once, and one more.
-        self._pieces = Piecework(threads.jobs, extra=threads.inter * threads.batch)
+        self._io = ThreadPoolExecutor(threads.jobs, "replies")
 
     async def run(self, job: Mapping[str, Any], watcher: Watcher | None = None) -> dict[str, Any]:
         """The output for one RunPod job (`{"id": …, "input": …}`).
@@ -62,7 +47,7 @@ class Service:
         Every failure becomes `{"error": "CODE: sentence"}`, with what was done as `partial` where that is something.
         Only CancelledError is raised, once nothing of the job is running any more.
         """
-        return await self._run(Job(str(job.get("id", "unknown")), watcher or Watcher()), job.get("input"))
+        return await self._run(Job(str(job.get("id", "unknown")), watcher or Watcher()), job)
 
     async def stream(self, job: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The output for one RunPod job as items: `info`, `segments` as they come, and `result`.
@@ -72,11 +57,11 @@ class Service:
         """
         running = Job(str(job.get("id", "unknown")), Watcher(), is_streamed=True)
 
-        def packed(segments: Sequence[Segment]) -> dict[str, Any]:
-            return reply.segments_item(running.request, segments)
+        def packed(segments: Sequence[Segment], audio: int | None) -> dict[str, Any]:
+            return reply.segments_item(running.request, segments, audio)
 
         running.watcher = outbox = Outbox(self._settings.stream_interval_s, packed, reply.size)
-        work = asyncio.create_task(self._run(running, job.get("input")))
+        work = asyncio.create_task(self._run(running, job))
         work.add_done_callback(lambda _: outbox.close())
         try:
             async with aclosing(outbox.items()) as items:
@@ -99,29 +84,31 @@ class Service:
         """Break off all jobs, and those to come, with `error` as their answer. From any thread."""
         self._endings.end_all(error)
 
-    async def _run(self, job: Job, raw: Any) -> dict[str, Any]:
+    async def _run(self, job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            job.request = parse_request(raw, self._rules)
-            self._engine.check(job.request)
-            output = await self._endings.unless_ended(job, lambda: self._answer(job))
-            self._health.count_job()
-            return output
+            job.accept(parse_request(given.get("input"), self._rules))
+            job.bucket = parse_s3_config(given["s3Config"]) if given.get("s3Config") else None
+            return await self._endings.unless_ended(job, lambda: self._answer(job))
         except asyncio.CancelledError:
             log.event("job_cancelled", job=job.id, total_s=job.watch.total_s)
             raise
-        except WorkerError as error:
+        except Exception as error:
+            return await in_thread(self._io, job.stop, self._failed, job, self._explained(job, error))
+
+    def _explained(self, job: Job, error: Exception, recording: Recording | None = None) -> WorkerError:
+        """A failure as its caller may read it; the log has the whole of it."""
+        about = {"job": job.id, "audio": recording and recording.index}
+        if isinstance(error, WorkerError):
             if isinstance(error, Unhealthy):
                 self._health.give_up(error)
             # The cause, if any, goes into the log only: it may hold addresses, paths and tokens.
             caused = error.__cause__ is not None
-            log.event("job_failed", job=job.id, level=log.WARNING, trace=caused, code=error.code, reply=error)
-            return await in_thread(self._io, job.stop, self._failed, job, error)
-        except MemoryError:
-            log.event("job_failed", job=job.id, level=log.ERROR, trace=True)
-            return OutOfMemory("the worker has too little memory for this job at the moment: try again").reply
-        except Exception:
-            log.event("job_failed", job=job.id, level=log.ERROR, trace=True)
-            return InternalError(f"something went wrong; the worker's log has the details of job {job.id}").reply
+            log.event("job_failed", **about, level=log.WARNING, trace=caused, code=error.code, reply=error)
+            return error
+        log.event("job_failed", **about, level=log.ERROR, trace=True)
+        if isinstance(error, MemoryError):
+            return OutOfMemory("the worker has too little memory for this job at the moment: try again")
+        return InternalError(f"something went wrong; the worker's log has the details of job {job.id}")
 
     def _failed(self, job: Job, error: WorkerError) -> dict[str, Any]:
         so_far = job.done_so_far() if error.breaks_off else None
@@ -130,163 +117,117 @@ class Service:
         except ValueError:  # a score is no number
             return error.reply
 
-    async def _answer(self, job: Job) -> dict[str, Any]:
-        request = job.request
-        log.event("job_start", job=job.id, source=_source_kind(request))
-        async with self._place(job):
-            job.tell("download")
-            async with self._media_file(job) as file:
-                job.tell("decode")
-                audio = await self._decode(job, file)
-            cut = await self._cut(job, audio)
-            facts = reply.Facts(
-                model=self._engine.name,
-                device=self._engine.device,
-                duration=audio.duration,
-                duration_after_vad=sum(piece.seconds for piece in cut),
-                warnings=audio.warnings + self._remarks(request),
-            )
-            so_far = await self._transcribe_well(job, cut, audio, facts)
-            output = await self._output(job, so_far, facts)
+    async def _answer(self, job: Job) -> Json:
+        async with AsyncExitStack() as stack:
+            with job.watch.timing("queue"):
+                model = await stack.enter_async_context(self._registry.leased(job.request.model))
+                model.engine.check(job.request)
+                await stack.enter_async_context(self._places)
+            sources = [_kind(recording) for recording in job.recordings]
+            log.event("job_start", job=job.id, model=model.name, source=sources[0], files=len(sources))
+            if job.request.audios is None:
+                output = await self._recordings.output(job, job.recordings[0], model)
+            else:
+                output = await self._several(job, model)
+            answer = await self._reply(job, output)
         log.event(
             "job_done",
             job=job.id,
-            audio_s=audio.duration,
+            audio_s=output["duration"],
             total_s=job.watch.total_s,
-            rtf=job.watch.total_s / audio.duration if audio.duration else None,
-            language=so_far.transcript.language,
-            segments=len(so_far.transcript.segments),
-            warnings=len(facts.warnings) or None,
+            rtf=job.watch.total_s / output["duration"] if output["duration"] else None,
+            language=output.get("detected_language"),
+            segments=len(output.get("segments", ())),
+            warnings=len(answer["warnings"]) or None,
+            stored="stored" in answer or None,
         )
-        return output
+        model.canary.count_job()
+        return answer
 
-    @asynccontextmanager
-    async def _place(self, job: Job) -> AsyncIterator[None]:
-        """One of the places for jobs in flight."""
-        with job.watch.timing("queue"):
-            await self._places.acquire()
+    async def _several(self, job: Job, model: Loaded) -> Json:
+        """Each file's output or error, in the request's order; they share the job's time, and its other limits."""
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def answered(recording: Recording) -> Json:
+            try:
+                async with places:
+                    return await self._recordings.output(job, recording, model)
+            except Unhealthy:
+                raise
+            except Exception as error:
+                return self._explained(job, error, recording).reply
+            finally:
+                recording.is_over = True
+
+        work = [asyncio.create_task(answered(recording)) for recording in job.recordings]
         try:
-            yield
+            results = await asyncio.gather(*work)
         finally:
-            self._places.release()
+            for task in work:
+                task.cancel()
+            for task in work:
+                await wait_out(task)
+        done = [result for result in results if "error" not in result]
+        facts = reply.Facts(
+            model=model.engine.name,
+            device=model.engine.device,
+            duration=sum(result["duration"] for result in done),
+            duration_after_vad=sum(result["duration_after_vad"] for result in done),
+            warnings=(),
+        )
+        return dict(reply.several(results, facts))
 
-    @asynccontextmanager
-    async def _media_file(self, job: Job) -> AsyncIterator[IO[bytes]]:
-        """The caller's file, open. A downloaded one has no name on the disk: closed, it is gone."""
-        audio, audio_base64 = job.request.audio, job.request.audio_base64
-        file: IO[bytes]
-        with job.watch.timing("download"):
-            if audio is None:
-                file = await in_thread(self._io, job.stop, sources.from_base64, audio_base64 or "")
-            elif sources.is_url(audio):
-                file = await self._download(job, audio)
-            else:
-                file = await in_thread(self._io, job.stop, sources.open_local, audio)
-        try:
-            yield file
-        finally:
-            self._io.submit(file.close)  # giving back the blocks of a large file takes a while
+    async def _reply(self, job: Job, output: Json) -> Json:
+        """The output with its timings; what is too large for a reply is stored where the job or the worker says."""
+        max_bytes = self._settings.max_inline_bytes
 
-    async def _download(self, job: Job, url: str) -> IO[bytes]:
-        file = TemporaryFile(prefix="whisper-worker-")  # noqa: SIM115  (closed by the caller, or below)
-        act = in_loose_thread(self._downloaders, job.stop, fetch.download, url, file, self._downloads, job.stop)
-        work = asyncio.ensure_future(act)
-        try:
-            await asyncio.wait([work], timeout=self._downloads.timeout_s + fetch.STALL_S)
-            if not work.done():
-                raise fetch.timed_out(url, self._downloads)
-            work.result()
-        except BaseException:
-            work.cancel()
-            self._io.submit(file.close)
-            raise
-        return file
+        def complete() -> tuple[Json, bool]:
+            whole = {**output, "timings": job.watch.timings()}
+            return whole, reply.fits(whole, max_bytes)
 
-    async def _decode(self, job: Job, file: IO[bytes]) -> Audio:
-        act = job.watch.timed("decode", decode)
-        extension = sources.extension(job.request)
-        limit_s = self._settings.max_audio_s
-        return await in_thread(self._media, job.stop, act, file, job.stop, max_seconds=limit_s, extension=extension)
+        def fitting(whole: Json) -> Json:
+            return reply.fitting(reply.result_item(whole) if job.is_streamed else whole, max_bytes)
 
-    async def _cut(self, job: Job, audio: Audio) -> list[Piece]:
-        """The pieces that will be transcribed: all that is speech, or all there is without `enable_vad`."""
-        keep_all, longest_s = not job.request.enable_vad, self._settings.piece_seconds
-        if keep_all and audio.duration <= longest_s:
-            return pieces.whole(audio.samples)
+        whole, fits = await in_thread(self._io, job.stop, complete)
+        if not fits and (job.request.upload_url or job.bucket or self._bucket):
+            try:
+                with job.watch.timing("upload"):
+                    links = await in_thread(self._io, job.stop, self._store, job, whole)
+                whole = await in_thread(self._io, job.stop, reply.stored, whole, links)
+                whole["timings"] = job.watch.timings()
+            except (UploadFailed, UploadRefused) as error:
+                log.event("upload_failed", job=job.id, level=log.WARNING, trace=True)
+                whole["warnings"] = [*whole["warnings"], f"the result couldn't be stored: {error}"]
+                if not reply.fits(reply.without_details(whole), max_bytes):
+                    raise
+        return await in_thread(self._io, job.stop, fitting, whole)
 
-        def act() -> list[Piece]:
-            heard = speech.listen(audio.samples, job.stop)
-            return pieces.cut(heard, longest_s, keep_silence=keep_all)
-
-        return await in_thread(self._media, job.stop, job.watch.timed("decode", act))
-
-    async def _transcribe_well(self, job: Job, cut: list[Piece], audio: Audio, facts: reply.Facts) -> Growing:
-        """The transcript; when there is none though somebody speaks, and it turns out that the model is to blame, once
-        more, by a model that was loaded again."""
-        reloads = self._health.reloads
-        so_far = await self._transcribe(job, cut, audio, facts)
-        if so_far.transcript.segments or facts.duration_after_vad < DEAF_S:
-            return so_far
-        await self._health.try_model()
-        return so_far if self._health.reloads == reloads else await self._transcribe(job, cut, audio, facts)
-
-    async def _transcribe(self, job: Job, cut: list[Piece], audio: Audio, facts: reply.Facts) -> Growing:
-        request, began, so_far = job.request, time.monotonic(), Growing(audio.duration)
-        job.transcript = so_far
-        job.tell("transcribe")
-        walk = self._engine.walk(cut, audio.samples, request, job.stop)
-        log.event("transcribe", job=job.id, level=log.DEBUG, pieces=len(cut))
-        if facts.duration_after_vad >= speech.MIN_S:  # else nobody speaks, in whatever language the job asks for
-            asyncio.wrap_future(walk.language).add_done_callback(lambda language: _inform(job, facts, language))
-        side_by_side = not request.condition_on_previous_text
-        work = self._pieces.in_order(job.stop, walk.piece, range(len(cut)), side_by_side=side_by_side)
-        async with aclosing(work) as results:
-            async for said in results:
-                new = so_far.add(said)
-                job.tell("transcribe")
-                if new:
-                    await job.watcher.segments(new)
-        so_far.until = audio.duration
-        job.tell("transcribe")
-        job.inform(facts, (None, None))  # when nobody speaks
-        job.watch.add("queue", (walk.first_run or began) - began)
-        job.watch.add("inference", time.monotonic() - (walk.first_run or began))
-        return so_far
-
-    def _remarks(self, request: Request) -> tuple[str, ...]:
-        """What the caller should know of what became of the request."""
-        if not (request.translate and self._engine.speaks_english_only):
-            return ()
-        return (f"the model {self._engine.name} can't translate: the translation is its transcription",)
-
-    async def _output(self, job: Job, so_far: Growing, facts: reply.Facts) -> dict[str, Any]:
-        def act() -> dict[str, Any]:
-            transcript, translation = so_far.transcript, None
-            if job.request.translate:
-                translation = transcript if self._engine.speaks_english_only else so_far.translation
-            output = reply.build(job.request, transcript, translation, facts)
-            output["timings"] = job.watch.timings()
-            if job.is_streamed:
-                output = reply.result_item(output)
-            return reply.fitting(output, self._settings.max_inline_bytes)
-
-        return await in_thread(self._media, job.stop, act)
+    def _store(self, job: Job, output: Json) -> dict[str, str]:
+        """The links to it, by file name. On an I/O thread."""
+        files = list(reply.files(job.request, output))
+        if url := job.request.upload_url:
+            storage.put(url, files[0], limits=self._uploads, stop=job.stop)
+            return {files[0].name: fetch.without_secrets(url)}
+        bucket = storage.Bucket.of_job(job.bucket) if job.bucket else self._bucket
+        assert bucket is not None
+        return storage.store(
+            files,
+            bucket,
+            prefix=job.id,
+            expires_s=self._settings.result_url_expires_s,
+            limits=self._uploads,
+            stop=job.stop,
+        )
 
     def close(self) -> None:
-        """End the threads, then free the model. Jobs should have ended."""
-        self._downloaders.shutdown(wait=False, cancel_futures=True)
-        self._io.shutdown(wait=False)  # files may still wait there to be closed
-        self._media.shutdown(wait=False, cancel_futures=True)
-        self._pieces.close()
-        self._engine.close()
+        """End the threads. Jobs should have ended."""
+        self._recordings.close()
+        self._io.shutdown(wait=False, cancel_futures=True)
 
 
-def _inform(job: Job, facts: reply.Facts, language: "asyncio.Future[Language]") -> None:
-    if not language.cancelled() and not language.exception():  # the job fails with what the exception is about
-        job.inform(facts, language.result())
-
-
-def _source_kind(request: Request) -> str:
-    if request.audio is None:
+def _kind(recording: Recording) -> str:
+    """Of source, for the log."""
+    audio = recording.source.audio
+    if audio is None or audio[:5].lower() == "data:":
         return "base64"
-    return fetch.without_secrets(request.audio) if sources.is_url(request.audio) else "local"
+    return fetch.without_secrets(audio) if is_url(audio) else "local"

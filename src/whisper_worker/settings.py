@@ -43,8 +43,8 @@ class Settings(BaseModel):
     )
     models: str | None = Field(
         None,
-        description="The models that a job's `model` may name, separated by commas, besides `MODEL`; `*`: any size, any "
-        "CTranslate2 repository on the hub, and `bundled`. Default: none",
+        description="The models that a job's `model` may name besides `MODEL`, separated by commas; `*`: any size, any "
+        "CTranslate2 repository on the hub, and `bundled`",
     )
     max_loaded_models: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="So many models stay loaded; the one that was idle longest is freed for another"
@@ -136,7 +136,9 @@ class Settings(BaseModel):
         8_000_000, description="Largest reply, larger ones go to the bucket; RunPod loses those over 10 MB"
     )
     bucket_endpoint_url: str | None = Field(
-        None, pattern="^https?://", description="S3-compatible storage for larger results; a job's `s3Config` goes first"
+        None,
+        pattern="^https?://",
+        description="S3-compatible storage for larger results; a job's `s3Config` goes first",
     )
     bucket_name: str | None = Field(None, description="The bucket there")
     bucket_access_key_id: str | None = Field(None, description="Its access key's id")

@@ -30,6 +30,9 @@ from whisper_worker.stop import Stop
 FRAMES_PER_S = 100
 FULL = 30 * FRAMES_PER_S
 
+MAX_LENGTH = 448  # the decoder's positions, prompt and text together
+MAX_PROMPT_TOKENS = MAX_LENGTH // 2 - 1  # the other half is the text's, and one token opens a prompt
+
 # cuBLAS says that it isn't initialized when there was no memory for that.
 OUT_OF_MEMORY_SIGNS = ("out of memory", "bad_alloc", "alloc_failed", "cublas_status_not_initialized")
 
@@ -100,6 +103,7 @@ class Window:
         self.frames = frames
         self.since = time.monotonic()
         self.encoded: StorageView | None = None
+        self.languages: Languages | None = None
 
     def padded(self) -> Mel:
         """Float32, shape (n_mels, frames)."""
@@ -114,19 +118,20 @@ class Caller:
     """The piece of a job that a thread works for, and what is kept until it ends.
 
     `stop`: the job's; it also tells jobs apart, which take turns. `passes`: does a generation result of CTranslate2
-    pass the job's quality gates? Without it no window is fitted. `on_language` is called with the first window's
-    languages when they are asked for, most probable first, `on_run` when a window reaches the model. `keeps`: so many
-    windows last seen are found again, with their encoding, when the piece is gone through once more. `rank`: of the
-    job's pieces, those with a lower one are served first.
+    pass the job's quality gates? Without it no window is fitted. `choose`: of a window's languages, most probable
+    first, those that the job takes it for. `on_run` is called when a window reaches the model. `hotwords`: so many
+    tokens at the start of each prompt stay there. `keeps`: so many windows last seen are found again, with their
+    encoding, when the piece is gone through once more. `rank`: of the job's pieces, those with a lower one are served
+    first.
     """
 
     stop: Stop
     passes: Callable[[Any], bool] | None = None
-    on_language: Callable[[Languages], None] = lambda _: None
+    choose: Callable[[Languages], Languages] = lambda languages: languages
     on_run: Callable[[], None] = lambda: None
+    hotwords: int = 0
     keeps: int = 1
     rank: int = 0
-    languages: Languages | None = None
     features: tuple[Any, Mel] | None = None
 
     def __post_init__(self) -> None:
@@ -219,7 +224,7 @@ class SharedModel:
 
     def generate(self, window: Window, prompts: list[list[int]], **options: Any) -> list[Any]:
         """In one call of CTranslate2 all prompts have one length and start their task at one index."""
-        [prompt] = prompts
+        prompt, options = self._shortened(prompts[0], options)
 
         def act(encoded: StorageView, prompts: list[list[int]]) -> list[Any]:
             return list(self._model.generate(encoded, prompts, **options))
@@ -233,16 +238,15 @@ class SharedModel:
         return [result]
 
     def detect_language(self, window: Window) -> list[Languages]:
-        """Of the caller's first window; the others get the same answer, as a job has one language."""
+        """What the caller chooses of the window's languages."""
         caller = self.caller
 
         def act(encoded: StorageView, _: list[Any]) -> list[Any]:
             return list(self._model.detect_language(encoded))
 
-        if caller.languages is None:
-            caller.languages = self._result_of(_Call("detect_language", None, caller, window, None, act))
-            caller.on_language(caller.languages)
-        return [caller.languages]
+        if window.languages is None:
+            window.languages = self._result_of(_Call("detect_language", None, caller, window, None, act))
+        return [caller.choose(window.languages)]
 
     def align(
         self,
@@ -268,11 +272,22 @@ class SharedModel:
         caller: Caller | None = getattr(self._threads, "caller", None)
         return caller or Caller(Stop())
 
+    def _shortened(self, prompt: list[int], options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """A prompt that leaves half of the decoder's positions to the text: faster-whisper puts the hotwords into it,
+        and as many tokens of the text before as fit by themselves: together more than CTranslate2 takes."""
+        context = prompt[1 : prompt.index(self._start_token)]
+        if (too_many := len(context) - MAX_PROMPT_TOKENS) <= 0:
+            return prompt, options
+        kept = self.caller.hotwords
+        if options["max_length"] < MAX_LENGTH:  # it counts the prompt
+            options = {**options, "max_length": options["max_length"] - too_many}
+        return [prompt[0], *context[:kept], *context[kept + too_many :], *prompt[1 + len(context) :]], options
+
     def _result_of(self, call: _Call) -> Any:
         future = self._batcher.submit(
             call,
             key=(call.kind, call.window.frames, call.same),
-            owner=call.caller.stop,
+            owner=call.caller.stop.whole,
             since=call.window.since,
             rank=call.caller.rank,
             has_sequel=call.kind == "detect_language",
@@ -281,7 +296,7 @@ class SharedModel:
 
     def _run(self, calls: Sequence[_Call]) -> list[Any]:
         """On a thread of the batcher: the only place that calls the model."""
-        first, jobs = calls[0], {call.caller.stop for call in calls}
+        first, jobs = calls[0], {call.caller.stop.whole for call in calls}
         for call in calls:
             call.caller.on_run()
         try:

@@ -20,10 +20,18 @@ class Stopped(Exception):
 
 
 class Stop:
-    """One for each job. Set by its coroutine, read by its threads."""
+    """One for each job, and of that one for each of its files. Set by their coroutines, read by their threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: "Stop | None" = None) -> None:
         self._signal: Future[Any] = Future()
+        self.whole: Stop = whole or self
+        """That of the job."""
+
+    def part(self) -> "Stop":
+        """One for a part of the job, which is set with this one, or alone."""
+        part = Stop(self)
+        self._signal.add_done_callback(lambda _: part.set())
+        return part
 
     def set(self) -> None:
         with suppress(InvalidStateError):  # it was set before

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from whisper_worker.audio import Samples
-from whisper_worker.pieces import Piece
+from whisper_worker.pieces import Track
 from whisper_worker.request import Request
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Language, Said
@@ -15,7 +14,11 @@ class Walk(Protocol):
     first_run: float | None
     language: "Future[Language]"
 
+    def __len__(self) -> int: ...
+
     def piece(self, index: int) -> Iterator[Said]: ...
+
+    def detect(self) -> Language | None: ...
 
 
 class Transcriber(Protocol):
@@ -28,7 +31,9 @@ class Transcriber(Protocol):
 
     def check(self, request: Request) -> None: ...
 
-    def walk(self, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> Walk: ...
+    def remarks(self, request: Request) -> tuple[str, ...]: ...
+
+    def walk(self, tracks: Sequence[Track], request: Request, stop: Stop) -> Walk: ...
 
     def reload(self) -> None: ...
 

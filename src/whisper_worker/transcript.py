@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+SURE = 0.7  # probability of a language; one that is less probable needs more audio to tell
+
 
 @dataclass(frozen=True)
 class Word:
@@ -46,6 +48,10 @@ class Language:
     code: str
     probability: float
     likely: tuple[tuple[str, float], ...]
+
+    @property
+    def is_sure(self) -> bool:
+        return self.probability >= SURE
 
     @classmethod
     def given(cls, code: str) -> "Language":
@@ -103,8 +109,10 @@ class Growing:
         *,
         offset: float = 0.0,
         channels: Sequence[int | None] = (None,),
+        task: Literal["transcribe", "translate"] = "transcribe",
     ) -> None:
         self.duration = duration
+        self._task = task
         self._offset = offset
         self._tracks = {channel: _Track() for channel in channels}
         self._language: Language | None = None
@@ -139,7 +147,7 @@ class Growing:
 
     @property
     def transcript(self) -> Transcript:
-        return Transcript(tuple(self._segments), self._language, self.duration)
+        return Transcript(tuple(self._segments), self._language, self.duration, self._task)
 
     @property
     def translation(self) -> Transcript:

@@ -1,0 +1,152 @@
+"""What a job's output holds: names, types and meaning of every field live here and nowhere else.
+
+These are types alone: `reply` makes the values, and `schema` prints what is written here.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
+
+Json = dict[str, Any]
+
+
+class WordOutput(TypedDict):
+    """One word with the punctuation that sticks to it, and the space before it."""
+
+    word: str
+    start: Annotated[float, Field(description="Seconds from the file's start")]
+    end: float
+
+
+class SegmentWordOutput(WordOutput):
+    probability: float
+
+
+class SegmentOutput(TypedDict):
+    """A stretch of text between two timestamps of the model. start ≤ end; segments come in order of their start."""
+
+    id: Annotated[int, Field(description="From 1")]
+    seek: Annotated[int, Field(description="Place of its window in the speech that the model heard, in 10 ms")]
+    start: Annotated[float, Field(description="Seconds from the file's start")]
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    words: NotRequired[Annotated[list[SegmentWordOutput], Field(description="With `word_timestamps`")]]
+    language: NotRequired[Annotated[str, Field(description="With `multilingual`: the code")]]
+    channel: NotRequired[Annotated[int, Field(description='With `channels: "split"`: its number, from 0')]]
+
+
+Text = str | Json
+Times = Annotated[
+    dict[str, float],
+    Field(
+        description="Seconds: `download`, `decode` (audio, speech detection), `queue` (waiting for a place, the model, "
+        "a thread, and for the first window's turn), `inference` (from that on), `upload`, `total`; of several files "
+        "added up"
+    ),
+]
+Warnings = Annotated[
+    list[str],
+    Field(
+        description="Sentences: damaged or missing audio, channels that cancel out, options without an effect, what "
+        "the model can't do"
+    ),
+]
+LanguageCode = Annotated[str | None, Field(description="Code of the language spoken; null when nobody speaks")]
+Stored = Annotated[
+    dict[str, str],
+    Field(
+        description="When the result is too large for a reply: where it is, by file name; `result.json` is all of the "
+        "output, and there is a file for each format asked for"
+    ),
+]
+
+
+class Summary(TypedDict):
+    """What a stored result is like."""
+
+    segments: int
+    characters: Annotated[int, Field(description="Of the text")]
+    text_start: Annotated[str, Field(description="How the text begins")]
+
+
+class FactsOutput(TypedDict):
+    """What every output says."""
+
+    device: Annotated[Literal["cpu", "cuda"] | str, Field(description="`cpu` or `cuda`")]
+    model: Annotated[str, Field(description="The model's name")]
+    duration: Annotated[float, Field(description="Seconds of the audio that was read")]
+    duration_after_vad: Annotated[float, Field(description="Seconds of speech in it")]
+    warnings: Warnings
+    timings: NotRequired[Times]
+    stored: NotRequired[Stored]
+    bytes: NotRequired[Annotated[int, Field(description="With `stored`: of the whole output, as JSON")]]
+
+
+class LanguageOutput(TypedDict):
+    detected_language: LanguageCode
+    language_probability: Annotated[float | None, Field(description="Its probability; 1 when it was given")]
+    language_probabilities: Annotated[
+        dict[str, float], Field(description="The most probable languages by code, at most five")
+    ]
+
+
+class TranscriptOutput(FactsOutput, LanguageOutput):
+    """The output for one file."""
+
+    segments: Annotated[list[SegmentOutput], Field(description="In order; of the translation with `task: translate`")]
+    word_timestamps: NotRequired[Annotated[list[WordOutput], Field(description="With `word_timestamps`: all words")]]
+    transcription: Annotated[
+        Text | None, Field(description="The text, in the format asked for; null with `task: translate`")
+    ]
+    translation: Annotated[
+        Text | None, Field(description="The English text, with `translate` or `task: translate`; else null")
+    ]
+    outputs: NotRequired[Annotated[dict[str, Text], Field(description="With `formats`: the text in each, by its name")]]
+    translation_outputs: NotRequired[
+        Annotated[dict[str, Text], Field(description="With `formats` and `translate`: the translation in each")]
+    ]
+    summary: NotRequired[
+        Annotated[Summary, Field(description="With `stored`: of what is left out here, the segments and all text")]
+    ]
+
+
+class DetectionOutput(FactsOutput, LanguageOutput):
+    """The output for one file with `task: detect_language`."""
+
+
+class PartialOutput(TypedDict):
+    """What a job had done that was broken off in the midst of its transcription."""
+
+    seconds_done: float
+    seconds_total: float
+    segments: list[SegmentOutput]
+    word_timestamps: NotRequired[list[WordOutput]]
+    transcription: Text
+    detected_language: LanguageCode
+    language_probability: float | None
+    language_probabilities: dict[str, float]
+
+
+class ErrorOutput(TypedDict):
+    """A failure, of a job or of one of its files."""
+
+    error: Annotated[str, Field(description="`CODE: sentence`")]
+    partial: NotRequired[PartialOutput]
+
+
+class SeveralOutput(FactsOutput):
+    """The output for `audios`."""
+
+    results: Annotated[
+        list[TranscriptOutput | DetectionOutput | ErrorOutput],
+        Field(description="With `audios`: one output, or `error`, for each file in the order of the request"),
+    ]
+
+
+Output = TranscriptOutput | DetectionOutput | SeveralOutput | ErrorOutput
