@@ -162,7 +162,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=True,
         help="whether the library leaves out what it takes for no speech, as the worker does (%(default)s)",
     )
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for all the worker's jobs (%(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=3600.0, help="seconds for the worker's jobs of a repeat (%(default)s)"
+    )
 
 
 def run(options: Namespace) -> Report:
