@@ -17,16 +17,15 @@ from media import CLIP_WORDS, RATE, noise, silence, speech
 
 from whisper_worker.audio import decode
 from whisper_worker.engine import Engine, Walk
-from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy, UnknownModel
+from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy
 from whisper_worker.models import ModelFiles, find
-from whisper_worker.pieces import Piece, cut
+from whisper_worker.pieces import Track, cut
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.shared_model import Caller
 from whisper_worker.speech import listen
 from whisper_worker.stop import Stop, Stopped
-from whisper_worker.transcript import Growing, Said, Transcript
+from whisper_worker.transcript import Growing, Language, Said, Transcript
 
-NOTHING_SAID = Transcript(segments=(), language=None, language_probability=None)
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
 
 
@@ -36,16 +35,18 @@ def request(**options: Any) -> Request:
 
 def transcribe(engine: Engine, samples: Any, piece_s: float = 60, **options: Any) -> Transcript:
     asked = request(**options)
-    walk, pieces = walk_through(engine, samples, asked, Stop(), piece_s)
-    done = Growing(len(samples) / RATE, chain.from_iterable(map(walk.piece, range(len(pieces)))))
+    walk = walk_through(engine, samples, asked, Stop(), piece_s)
+    done = Growing(len(samples) / RATE, chain.from_iterable(map(walk.piece, range(len(walk)))))
     return done.translation if asked.translate else done.transcript
 
 
-def walk_through(
-    engine: Engine, samples: Any, asked: Request, stop: Stop, piece_s: float = 60
-) -> tuple[Walk, list[Piece]]:
+def walk_through(engine: Engine, samples: Any, asked: Request, stop: Stop, piece_s: float = 60) -> Walk:
+    return engine.walk([track(samples, asked, piece_s)], asked, stop)
+
+
+def track(samples: Any, asked: Request, piece_s: float = 60, channel: int | None = None) -> Track:
     pieces = cut(listen(samples, Stop()), max_s=piece_s, keep_silence=not asked.enable_vad)
-    return engine.walk(pieces, samples, asked, stop), pieces
+    return Track(samples, tuple(pieces), channel)
 
 
 def said_in(walk: Walk, index: int) -> list[Said]:
@@ -86,7 +87,7 @@ def samples_of(path: Path) -> Any:
 def test_the_clip_is_understood(english: Engine) -> None:
     transcript = transcribe(english, speech())
     assert text_of(transcript) == CLIP_WORDS
-    assert (transcript.language, transcript.language_probability) == ("en", 1.0)
+    assert transcript.language == Language.given("en")
 
 
 ENGLISH = [
@@ -116,7 +117,7 @@ def test_human_speech_is_understood(name: str, english: Engine, recording: Calla
 
 def test_music_is_no_speech(english: Engine, recording: Callable[[str], Recording]) -> None:
     samples = samples_of(recording("music_morning_coffee_15s_8k.flac").path)
-    assert transcribe(english, samples) == NOTHING_SAID
+    assert (transcribe(english, samples).segments, transcribe(english, samples).language) == ((), None)
 
 
 def test_the_words_are_those_of_faster_whisper_itself(english: Engine) -> None:
@@ -191,7 +192,7 @@ def test_plain_numbers_leave_the_engine(english: Engine) -> None:
 @pytest.mark.parametrize("seconds", [0, 0.001, 0.01, 0.05])
 def test_a_fragment_is_not_given_to_the_model(seconds: float, english: Engine) -> None:
     fragment = speech()[RATE : RATE + int(seconds * RATE)]
-    assert transcribe(english, fragment, enable_vad=False, word_timestamps=True) == NOTHING_SAID
+    assert not transcribe(english, fragment, enable_vad=False, word_timestamps=True).segments
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.3, 1.0])
@@ -273,7 +274,7 @@ def _spelled(engine: Engine, token: int) -> str:
     ],
 )
 def test_the_extremes_of_the_options_are_decoded(options: dict[str, Any], english: Engine) -> None:
-    assert transcribe(english, speech(), **options).language == "en"
+    assert transcribe(english, speech(), **options).segments
 
 
 @pytest.mark.parametrize(
@@ -299,19 +300,6 @@ def test_only_good_results_are_taken_from_fitted_windows(
 
 
 # --- what the model can't do
-
-
-def test_another_model_is_not_served_silently(english: Engine) -> None:
-    english.check(request(model="bundled"))
-    with pytest.raises(UnknownModel, match="serves the model bundled, not large-v2"):
-        english.check(request(model="large-v2"))
-
-
-def test_a_model_goes_by_all_its_names() -> None:
-    files = ModelFiles("turbo", Path())
-    assert files.is_called("large-v3-turbo")
-    assert files.is_called("mobiuslabsgmbh/faster-whisper-large-v3-turbo")
-    assert not files.is_called("large-v3")
 
 
 def test_an_english_model_refuses_other_languages(english: Engine) -> None:
@@ -349,7 +337,7 @@ def test_a_job_is_stopped_within_a_window_even_where_no_segment_comes(
     counting = SimpleNamespace(encode=count, generate=real.generate, is_multilingual=False, device="cpu")
     monkeypatch.setattr(english._model, "_model", counting)
     skipped = request(enable_vad=False, logprob_threshold=0, no_speech_threshold=0)  # no window gives a segment
-    walk, _ = walk_through(english, silence(50), skipped, stop)
+    walk = walk_through(english, silence(50), skipped, stop)
     with pytest.raises(Stopped):
         list(walk.piece(0))
     assert len(windows) == 1
@@ -357,7 +345,7 @@ def test_a_job_is_stopped_within_a_window_even_where_no_segment_comes(
 
 def test_a_stopped_job_does_not_start(english: Engine) -> None:
     stop = Stop()
-    walk, _ = walk_through(english, speech(), request(), stop)
+    walk = walk_through(english, speech(), request(), stop)
     stop.set()
     with pytest.raises(Stopped):
         list(walk.piece(0))
@@ -366,8 +354,8 @@ def test_a_stopped_job_does_not_start(english: Engine) -> None:
 def test_pieces_without_a_language_do_not_wait_for_a_first_that_failed(
     multilingual: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    walk, pieces = walk_through(multilingual, np.tile(speech(), 3), request(), Stop(), piece_s=5)
-    assert len(pieces) >= 2
+    walk = walk_through(multilingual, np.tile(speech(), 3), request(), Stop(), piece_s=5)
+    assert len(walk) >= 2
 
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no")
@@ -390,7 +378,7 @@ def test_a_stopped_piece_does_not_wait_for_the_language(multilingual: Engine) ->
             return super().wait_for(future)
 
     stop = WatchedStop()
-    walk, _ = walk_through(multilingual, np.tile(speech(), 3), request(), stop, piece_s=5)
+    walk = walk_through(multilingual, np.tile(speech(), 3), request(), stop, piece_s=5)
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(said_in, walk, 1)
         assert waits.wait(30)
@@ -433,10 +421,10 @@ def test_the_model_is_asked_for_earlier_pieces_first(english: Engine, monkeypatc
         return english._model.called_for(caller)
 
     monkeypatch.setattr(english, "called_for", called_for)
-    walk, pieces = walk_through(english, np.tile(speech(), 3), request(), Stop(), piece_s=5)
-    for index in range(len(pieces)):
+    walk = walk_through(english, np.tile(speech(), 3), request(), Stop(), piece_s=5)
+    for index in range(len(walk)):
         list(walk.piece(index))
-    assert ranks == list(range(len(pieces)))
+    assert ranks == list(range(len(walk)))
     assert len(ranks) > 1
 
 
@@ -463,9 +451,11 @@ def test_languages_are_detected_and_understood(
 ) -> None:
     said = recording(name)
     transcript = transcribe(multilingual, samples_of(said.path))
-    assert transcript.language == said.facts["lang"]
-    assert transcript.language_probability is not None
-    assert 0.5 < transcript.language_probability <= 1
+    assert transcript.language is not None
+    assert transcript.language.code == said.facts["lang"]
+    assert 0.5 < transcript.language.probability <= 1
+    assert transcript.language.likely[0] == (transcript.language.code, transcript.language.probability)
+    assert len(transcript.language.likely) == 5
     assert word_errors(text_of(transcript), words_of(said.facts["text"])) <= errors
 
 

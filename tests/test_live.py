@@ -23,8 +23,8 @@ def outbox(interval_s: float = 0, max_bytes: int = 1000) -> Outbox:
     return Outbox(interval_s, _item, lambda item: sum(map(len, item["texts"])), max_bytes)
 
 
-def _item(segments: Sequence[Segment]) -> Item:
-    return {"texts": [segment.text for segment in segments]}
+def _item(segments: Sequence[Segment], audio: int | None) -> Item:
+    return {"texts": [segment.text for segment in segments]} | ({} if audio is None else {"audio": audio})
 
 
 def said(*texts: str) -> list[Segment]:

@@ -25,6 +25,7 @@ from whisper_worker.shared_model import (
     FULL,
     Caller,
     Fit,
+    Languages,
     SharedModel,
     Window,
     _joined,
@@ -192,19 +193,39 @@ def test_language_detection_and_words_reuse_the_encoder_output(multilingual: Sha
         segments, _ = said(shared.whisper, speech(), language="de", multilingual=True)
     assert "open the window" in segments[0].text
     assert [kind for kind, _, _ in shared.calls.made] == ["encode", "detect_language", "generate", "align"]
-    assert caller.languages
-    assert caller.languages[0][0] == "<|en|>"
 
 
-def test_a_job_has_one_language(multilingual: Shared, caller: Caller) -> None:
+def test_the_caller_chooses_each_windows_language(multilingual: Shared, caller: Caller) -> None:
     shared = multilingual.share()
     found: list[Any] = []
-    caller.on_language = found.append
+
+    def choose(languages: Languages) -> Languages:
+        found.append(languages[0][0])
+        return [("<|de|>", 0.9)]
+
+    caller.choose, caller.keeps = choose, 8
     samples = np.concatenate([np.tile(speech(), 8), silence(2)])
+    for _ in range(2):  # the second time nothing is asked of the model
+        with shared.model.called_for(caller):
+            said(shared.whisper, samples, language="fr", multilingual=True, word_timestamps=False)
+    windows = len(found) // 2
+    assert windows >= 2
+    assert found == ["<|en|>"] * 2 * windows
+    assert shared.calls.count("encode") == shared.calls.count("detect_language") == windows
+
+
+def test_a_prompt_leaves_half_of_the_positions_to_the_text(multilingual: Shared, caller: Caller) -> None:
+    """Of hotwords and the text before, the end of the text before is kept, and all hotwords."""
+    shared = multilingual.share()
+    hotwords, before = [11] * 100, list(range(500, 723))
+    prompt = [50361, *hotwords, *before, *PROMPT["en"]]
+    caller.hotwords = len(hotwords)
     with shared.model.called_for(caller):
-        said(shared.whisper, samples, language="de", multilingual=True, word_timestamps=False)
-    assert shared.calls.count("encode") >= 2
-    assert shared.calls.count("detect_language") == len(found) == 1
+        kept, _ = shared.model._shortened(prompt, {"max_length": 448})
+        _, options = shared.model._shortened(prompt, {"max_length": len(prompt) + 50})
+    assert kept == [50361, *hotwords, *before[100:], *PROMPT["en"]]
+    assert options == {"max_length": len(kept) + 50}
+    assert shared.model._shortened(kept, {"max_length": 448})[0] == kept
 
 
 def test_a_higher_temperature_and_a_translation_reuse_the_encoder_output(multilingual: Shared, caller: Caller) -> None:

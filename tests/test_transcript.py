@@ -3,7 +3,9 @@
 import pytest
 from fakes import segment
 
-from whisper_worker.transcript import Growing, Said, Word, within
+from whisper_worker.transcript import Growing, Language, Said, Word, within
+
+ENGLISH = Language("en", 0.9, (("en", 0.9), ("de", 0.1)))
 
 
 @pytest.mark.parametrize(
@@ -45,10 +47,10 @@ def test_words_are_kept_inside_the_file_too() -> None:
 
 def test_parts_come_behind_one_another_and_never_go_back() -> None:
     growing = Growing(10.0)
-    growing.add(Said((segment(0, 2), segment(2, 4)), language=("en", 0.9), until=4.0))
-    [new] = growing.add(Said((segment(1.5, 3),), language=("de", 0.8), until=3.0))  # words can make it overlap
+    growing.add(Said((segment(0, 2), segment(2, 4)), language=ENGLISH, until=4.0))
+    [new] = growing.add(Said((segment(1.5, 3),), language=Language.given("de"), until=3.0))  # words can make it overlap
     assert (new.id, new.start, new.end) == (3, 2.0, 3.0)
-    assert (growing.until, growing.transcript.language) == (4.0, "en")
+    assert (growing.until, growing.transcript.language) == (4.0, ENGLISH)
 
 
 def test_a_transcript_is_complete_up_to_the_end_of_the_file_at_most() -> None:
@@ -59,3 +61,40 @@ def test_a_transcript_is_complete_up_to_the_end_of_the_file_at_most() -> None:
 def test_the_tail_is_the_end_of_the_text(characters: int, tail: str) -> None:
     growing = Growing(10.0, [Said((segment(0, 2, " First."), segment(2, 4, " A long tail.")))])
     assert growing.tail(characters) == tail
+
+
+def test_what_one_channel_says_waits_until_the_others_have_come_as_far() -> None:
+    growing = Growing(10.0, channels=(0, 1))
+    assert growing.add(Said((segment(1, 2), segment(5, 6)), until=6.0, channel=0)) == ()
+    new = growing.add(Said((segment(0, 1), segment(3, 4)), until=4.0, channel=1))
+    assert [(s.id, s.start, s.channel) for s in new] == [(1, 0, 1), (2, 1, 0), (3, 3, 1)]
+    assert growing.until == 4.0
+    [last] = growing.add(Said((segment(4.5, 7),), until=7.0, channel=1))[:1]
+    assert (last.id, last.start) == (4, 4.5)
+    assert [s.id for s in growing.transcript.segments] == [1, 2, 3, 4, 5]
+
+
+def test_what_is_held_back_comes_at_the_end() -> None:
+    growing = Growing(10.0, channels=(0, 1))
+    growing.add(Said((segment(5, 6),), until=10.0, channel=0))
+    assert [s.start for s in growing.end()] == [5]
+    assert growing.until == 10.0
+
+
+def test_the_translation_of_all_channels_is_in_order() -> None:
+    growing = Growing(10.0, channels=(0, 1))
+    growing.add(Said((), (segment(5, 6),), channel=0))
+    growing.add(Said((), (segment(1, 2),), channel=1))
+    translation = growing.translation
+    assert [(s.id, s.start, s.channel) for s in translation.segments] == [(1, 1, 1), (2, 5, 0)]
+    assert translation.task == "translate"
+
+
+def test_a_part_of_a_file_has_the_times_of_the_file() -> None:
+    word = Word(" Hello.", 0.5, 1.25, 0.9)
+    growing = Growing(3.0, [Said((segment(0, 2, words=(word,)),), until=2.0)], offset=100.0)
+    [one] = growing.transcript.segments
+    assert (one.start, one.end) == (100.0, 102.0)
+    assert one.words is not None
+    assert (one.words[0].start, one.words[0].end) == (100.5, 101.25)
+    assert growing.until == 2.0  # of the part: that is its progress

@@ -238,8 +238,8 @@ def _facts(facts: Facts) -> FactsOutput:
 
 def _language(language: Language | None) -> LanguageOutput:
     return {
-        "detected_language": language and language.code,
-        "language_probability": language and language.probability,
+        "detected_language": language.code if language else None,
+        "language_probability": language.probability if language else None,
         "language_probabilities": dict(language.likely) if language else {},
     }
 

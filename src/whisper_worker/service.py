@@ -97,15 +97,17 @@ class Service:
 
     def _explained(self, job: Job, error: Exception, recording: Recording | None = None) -> WorkerError:
         """A failure as its caller may read it; the log has the whole of it."""
-        about = {"job": job.id, "audio": recording and recording.index}
+        index = recording.index if recording else None
         if isinstance(error, WorkerError):
             if isinstance(error, Unhealthy):
                 self._health.give_up(error)
             # The cause, if any, goes into the log only: it may hold addresses, paths and tokens.
             caused = error.__cause__ is not None
-            log.event("job_failed", **about, level=log.WARNING, trace=caused, code=error.code, reply=error)
+            log.event(
+                "job_failed", job=job.id, audio=index, level=log.WARNING, trace=caused, code=error.code, reply=error
+            )
             return error
-        log.event("job_failed", **about, level=log.ERROR, trace=True)
+        log.event("job_failed", job=job.id, audio=index, level=log.ERROR, trace=True)
         if isinstance(error, MemoryError):
             return OutOfMemory("the worker has too little memory for this job at the moment: try again")
         return InternalError(f"something went wrong; the worker's log has the details of job {job.id}")
