@@ -153,7 +153,7 @@ def files(request: Request, output: Mapping[str, Any]) -> Iterator[File]:
                 texts = {name: result[text], **result.get(others, {})}
                 if text == "translation" and result.get("transcription") is None:
                     texts = {**texts, **result.get("outputs", {})}
-                yield from (_file(f"{folder}{text}", format, content) for format, content in texts.items())
+                yield from (_file(folder + text, format, content) for format, content in texts.items())
 
 
 def stored(output: Json, links: Mapping[str, str]) -> Json:
@@ -209,9 +209,11 @@ def _summarised(output: Json) -> Json:
 
 
 def _file(text: str, format: str, content: Text) -> File:
-    kind = FORMATS[format]
+    """Of one text in one format; several formats can have the same extension."""
+    extension = FORMATS[format].extension
     data = content.encode() if isinstance(content, str) else encoded(content)
-    return File(f"{text}{kind.suffix}", data, kind.media_type)
+    name = f"{text}.{format}" if extension == format else f"{text}.{format}.{extension}"
+    return File(name, data, FORMATS[format].mime_type)
 
 
 def _layout(request: Request) -> Layout:
