@@ -11,31 +11,35 @@ from typing_extensions import NotRequired, TypedDict
 Json = dict[str, Any]
 
 
+Start = Annotated[float, Field(description="Seconds from the file's start")]
+End = Annotated[float, Field(description="Seconds from the file's start, never before `start`")]
+
+
 class WordOutput(TypedDict):
     """One word with the punctuation that sticks to it, and the space before it."""
 
     word: str
-    start: Annotated[float, Field(description="Seconds from the file's start")]
-    end: float
+    start: Start
+    end: End
 
 
 class SegmentWordOutput(WordOutput):
-    probability: float
+    probability: Annotated[float, Field(description="From 0 to 1")]
 
 
 class SegmentOutput(TypedDict):
-    """A stretch of text between two timestamps of the model. start ≤ end; segments come in order of their start."""
+    """A stretch of text between two timestamps of the model. Segments come in the order of their starts."""
 
     id: Annotated[int, Field(description="From 1")]
     seek: Annotated[int, Field(description="Place of its window in the speech that the model heard, in 10 ms")]
-    start: Annotated[float, Field(description="Seconds from the file's start")]
-    end: float
+    start: Start
+    end: End
     text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
+    tokens: Annotated[list[int], Field(description="The model's, timestamps included")]
+    temperature: Annotated[float, Field(description="At which its window was decoded")]
+    avg_logprob: Annotated[float, Field(description="Mean log probability of the window's tokens")]
+    compression_ratio: Annotated[float, Field(description="Of the window's text: high when it repeats itself")]
+    no_speech_prob: Annotated[float, Field(description="Probability that the window is silence")]
     words: NotRequired[Annotated[list[SegmentWordOutput], Field(description="With `word_timestamps`")]]
     language: NotRequired[Annotated[str, Field(description="With `multilingual`: the code")]]
     channel: NotRequired[Annotated[int, Field(description='With `channels: "split"`: its number, from 0')]]
@@ -96,8 +100,8 @@ class LanguageOutput(TypedDict):
     ]
 
 
-class TranscriptOutput(FactsOutput, LanguageOutput):
-    """The output for one file."""
+class TextOutput(TypedDict):
+    """What was said."""
 
     segments: Annotated[list[SegmentOutput], Field(description="In order; of the translation with `task: translate`")]
     word_timestamps: NotRequired[Annotated[list[WordOutput], Field(description="With `word_timestamps`: all words")]]
@@ -116,7 +120,11 @@ class TranscriptOutput(FactsOutput, LanguageOutput):
     ]
 
 
-class DetectionOutput(FactsOutput, LanguageOutput):
+class TranscriptOutput(TextOutput, LanguageOutput, FactsOutput):
+    """The output for one file."""
+
+
+class DetectionOutput(LanguageOutput, FactsOutput):
     """The output for one file with `task: detect_language`."""
 
 
@@ -140,13 +148,15 @@ class ErrorOutput(TypedDict):
     partial: NotRequired[PartialOutput]
 
 
-class SeveralOutput(FactsOutput):
-    """The output for `audios`."""
-
+class ResultsOutput(TypedDict):
     results: Annotated[
         list[TranscriptOutput | DetectionOutput | ErrorOutput],
         Field(description="With `audios`: one output, or `error`, for each file in the order of the request"),
     ]
+
+
+class SeveralOutput(ResultsOutput, FactsOutput):
+    """The output for `audios`."""
 
 
 Output = TranscriptOutput | DetectionOutput | SeveralOutput | ErrorOutput

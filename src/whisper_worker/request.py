@@ -211,8 +211,14 @@ class _Object(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+def _exactly_one(*names: str) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
+
+
 class AudioItem(_Object):
     """One of several files: exactly one of `audio` and `audio_base64`."""
+
+    model_config = _exactly_one("audio", "audio_base64")
 
     audio: Place | None = Field(None, description="As the field `audio`")
     audio_base64: Base64 | None = Field(None, description="As the field `audio_base64`")
@@ -276,7 +282,9 @@ class Source:
 
 
 class Request(_Object):
-    """One job's input, checked. Make it with `parse_request`."""
+    """One job's input."""
+
+    model_config = _exactly_one("audio", "audio_base64", "audios")
 
     audio: Place | None = Field(
         None,
