@@ -1,4 +1,5 @@
-"""A server of files on a loopback address that answers well, or in the ways in which servers fail or attack.
+"""A server of files on a loopback address that answers well, or in the ways in which servers fail or attack. What is
+sent to it, it takes if the answer does.
 
 An answer is a function of one exchange; `ROUTES` has one under each path. No answer outlives the server: closing it
 ends their connections and wakes those that pause.
@@ -6,9 +7,11 @@ ends their connections and wakes those that pause.
 
 import gzip
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedIOBase
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from threading import Condition, Event, Thread
 from types import TracebackType
@@ -19,13 +22,26 @@ ZEROS = bytes(32 * 1024 * 1024)  # more than the buffers of a connection hold, s
 PACE_S = 0.02  # from one drop of a trickle to the next
 
 
+@dataclass(frozen=True)
+class Received:
+    method: str
+    target: str  # path and query
+    headers: Mapping[str, str]  # by names in lower case
+    body: BufferedIOBase
+
+
 class Exchange:
     """One request, and the connection to answer it on."""
 
-    def __init__(self, connection: socket.socket, number: int, closing: Event) -> None:
+    def __init__(self, request: "Received", connection: socket.socket, number: int, closing: Event) -> None:
+        self.request = request
         self.number = number  # 1 for the first request of a path
         self._connection = connection
         self._closing = closing
+
+    def take(self) -> bytes:
+        """The request's body."""
+        return self.request.body.read(int(self.request.headers.get("content-length", 0)))
 
     def send(self, data: bytes) -> None:
         self._connection.sendall(data)
@@ -55,6 +71,24 @@ def answer(status: int, body: bytes = b"", *headers: str) -> Answer:
 
 def redirect(location: str, body: bytes = b"") -> Answer:
     return answer(302, body, f"Location: {location}")
+
+
+def taken(into: list[bytes], then: Answer | None = None) -> Answer:
+    """Reads the body, which goes to `into`, and then answers: with 200 unless told otherwise."""
+
+    def act(exchange: Exchange) -> None:
+        into.append(exchange.take())
+        (then or answer(200))(exchange)
+
+    return act
+
+
+def if_authorized(token: str, then: Answer) -> Answer:
+    def act(exchange: Exchange) -> None:
+        is_authorized = exchange.request.headers.get("authorization") == f"Bearer {token}"
+        (then if is_authorized else answer(401))(exchange)
+
+    return act
 
 
 def in_turn(*answers: Answer) -> Answer:
@@ -157,6 +191,7 @@ class FileServer(ThreadingTCPServer):
     def __init__(self, routes: Mapping[str, Answer] | None = None, host: str = "127.0.0.1") -> None:
         self.routes = {**ROUTES, **(routes or {})}
         self.requests: Counter[str] = Counter()  # by path, without the query
+        self.received: dict[str, list[Received]] = defaultdict(list)  # the same requests
         self.sent: Counter[str] = Counter()  # the answers whose last byte has been taken
         self.closing = Event()
         self._changed = Condition()
@@ -188,12 +223,14 @@ class FileServer(ThreadingTCPServer):
         with self._changed:
             assert self._changed.wait_for(lambda: self.requests[path], timeout=10), f"nobody asked for {path}"
 
-    def serve(self, path: str, connection: socket.socket) -> None:
+    def serve(self, request: Received, connection: socket.socket) -> None:
+        path = request.target.partition("?")[0]
         with self._changed:
+            self.received[path].append(request)
             self.requests[path] += 1
             number = self.requests[path]
             self._changed.notify_all()
-        self.routes.get(path, answer(404))(Exchange(connection, number, self.closing))
+        self.routes.get(path, answer(404))(Exchange(request, connection, number, self.closing))
         with self._changed:
             self.sent[path] += 1
 
@@ -216,8 +253,11 @@ class _Handler(StreamRequestHandler):
 
     def handle(self) -> None:
         with suppress(OSError):  # the client has gone
-            request_line = self.rfile.readline().split()
-            while self.rfile.readline().strip():
-                pass  # headers
+            request_line = self.rfile.readline().decode().split()
+            headers = {}
+            while line := self.rfile.readline().decode("latin-1").strip():
+                name, _, value = line.partition(":")
+                headers[name.lower()] = value.strip()
             if request_line:
-                self.server.serve(request_line[1].decode().partition("?")[0], self.connection)
+                request = Received(request_line[0], request_line[1], headers, self.rfile)
+                self.server.serve(request, self.connection)

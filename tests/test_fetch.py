@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import socket
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,10 +13,10 @@ from threading import Event
 from typing import Any
 
 import pytest
-from file_server import FILE, PAGE, FileServer, answer, redirect
+from file_server import FILE, PAGE, FileServer, answer, if_authorized, in_turn, redirect
 from runpod.serverless.utils import rp_ssrf
 
-from whisper_worker import fetch
+from whisper_worker import fetch, web
 from whisper_worker.errors import DownloadFailed, DownloadRefused, TimedOut, TooLarge, WorkerError
 from whisper_worker.stop import Stop, Stopped, in_loose_thread
 
@@ -30,7 +31,7 @@ def _loopback_is_allowed_and_patience_short(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr(fetch, "STALL_S", SHORT_S)
-    monkeypatch.setattr(fetch, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(web, "FIRST_PAUSE_S", 0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +65,9 @@ def server() -> Iterator[FileServer]:
         yield server
 
 
-def downloaded(url: str, **changes: Any) -> bytes:
+def downloaded(url: str, headers: dict[str, str] | None = None, **changes: Any) -> bytes:
     to = io.BytesIO()
-    fetch.download(url, to, replace(LIMITS, **changes), Stop())
+    fetch.download(url, to, replace(LIMITS, **changes), Stop(), headers)
     return to.getvalue()
 
 
@@ -362,6 +363,112 @@ def test_a_proxy_that_would_resolve_the_name_unchecked_is_not_used(
     assert set(visited) == {"127.0.0.1"}
 
 
+# The caller's headers
+
+TOKEN = "t0ken"  # noqa: S105  (of no one)
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}", "X-Api-Key": "k3y"}
+
+
+def heard(server: FileServer, path: str) -> list[str]:
+    """What each request for the path had of the caller's headers."""
+    names = [name.lower() for name in AUTHORIZED]
+    return ["".join(f"{name} " for name in names if name in each.headers) for each in server.received[path]]
+
+
+def test_a_file_behind_a_bearer_token_is_had_with_it_alone() -> None:
+    with FileServer({"/private": if_authorized(TOKEN, answer(200, FILE))}) as server:
+        assert downloaded(server.url("/private"), AUTHORIZED) == FILE
+        with pytest.raises(DownloadFailed, match="HTTP 401"):
+            downloaded(server.url("/private"))
+
+
+def test_each_try_has_the_headers() -> None:
+    private = if_authorized(TOKEN, in_turn(answer(500), answer(200, FILE)))
+    with FileServer({"/private": private}) as server:
+        assert downloaded(server.url("/private"), AUTHORIZED) == FILE
+
+
+@pytest.mark.parametrize("name", ["User-Agent", "user-agent", "USER-AGENT"])
+def test_a_header_of_the_caller_takes_the_place_of_ours(server: FileServer, name: str) -> None:
+    downloaded(server.url("/file"), {name: "caller's", "accept": "audio/*"})
+    (request,) = server.received["/file"]
+    assert (request.headers["user-agent"], request.headers["accept"]) == ("caller's", "audio/*")
+
+
+def test_a_header_goes_before_a_user_in_the_url() -> None:
+    with FileServer({"/private": if_authorized(TOKEN, answer(200, FILE))}) as server:
+        assert downloaded(server.url("/private", user="us3r:pa55@"), AUTHORIZED) == FILE
+
+
+@pytest.mark.parametrize("location", ["/private", "private?x=y", "{server}/private", "//{host}/private"])
+def test_a_redirect_within_the_origin_keeps_the_headers(location: str) -> None:
+    routes = {"/private": if_authorized(TOKEN, answer(200, FILE))}
+    with FileServer(routes) as server:
+        server.routes["/away"] = redirect(
+            location.format(server=server.url("").upper().replace("HTTP", "http"), host=f"{server.host}:{server.port}")
+        )
+        assert downloaded(server.url("/away"), AUTHORIZED) == FILE
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_a_redirect_to_another_port_or_host_gets_none_of_the_headers(host: str) -> None:
+    with FileServer(host=host) as other, FileServer({"/away": redirect(other.url("/file"))}) as server:
+        assert downloaded(server.url("/away"), AUTHORIZED) == FILE
+        assert heard(server, "/away") == ["authorization x-api-key "]
+        assert heard(other, "/file") == [""]
+
+
+def test_a_name_and_its_address_are_two_origins() -> None:
+    with FileServer() as server:
+        server.routes["/away"] = redirect(f"http://localhost:{server.port}/file")
+        assert downloaded(server.url("/away"), AUTHORIZED) == FILE
+        assert heard(server, "/file") == [""]
+
+
+def test_once_a_redirect_has_left_the_origin_none_that_leads_back_gets_the_headers() -> None:
+    with FileServer() as other, FileServer({"/away": redirect(other.url("/back"))}) as server:
+        other.routes["/back"] = redirect(server.url("/file"))
+        assert downloaded(server.url("/away"), AUTHORIZED) == FILE
+        assert (heard(other, "/back"), heard(server, "/file")) == ([""], [""])
+
+
+@pytest.mark.parametrize(
+    ("url", "other", "is_same"),
+    [
+        ("http://a/", "http://a:80/x?y", True),
+        ("https://a:443", "HTTPS://user@A/", True),
+        ("https://a/", "http://a/", False),
+        ("http://a/", "https://a/", False),
+        ("https://a/", "http://a:443/", False),
+        ("https://a/", "https://a:8443/", False),
+        ("https://a/", "https://a.b/", False),
+        ("https://a/", "https://b.a/", False),
+    ],
+)
+def test_an_origin_is_scheme_host_and_port(url: str, other: str, is_same: bool) -> None:
+    assert (web.origin(url) == web.origin(other)) is is_same
+
+
+def test_a_default_port_in_the_url_is_not_in_the_host_header_as_signatures_expect(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = socket.socket.connect
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: connect(self, (address[0], server.port)))
+    assert downloaded(f"http://{server.host}:80/file") == FILE
+    assert server.received["/file"][0].headers["host"] == server.host
+
+
+@pytest.mark.parametrize("path", ["/missing", "/broken", "/no-answer", "/redirect-loop", "/stall"])
+def test_headers_are_in_no_sentence_cause_or_log(
+    server: FileServer, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    with pytest.raises(WorkerError) as caught:
+        downloaded(server.url(path), AUTHORIZED)
+    told = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert [secret for secret in (TOKEN, "k3y", "Bearer") if secret in told] == []
+
+
 # What the caller reads
 
 
@@ -415,7 +522,7 @@ def test_the_sentence_of_a_refusal_holds_no_secrets() -> None:
     ],
 )
 def test_a_url_without_secrets_keeps_scheme_host_port_and_path(url: str, harmless: str) -> None:
-    assert fetch.without_secrets(url) == harmless
+    assert web.without_secrets(url) == harmless
 
 
 # Stopping
@@ -456,7 +563,7 @@ def test_a_stop_ends_a_trickling_download() -> None:
 
 
 def test_a_stop_ends_the_pause_before_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "FIRST_PAUSE_S", 30)
+    monkeypatch.setattr(web, "FIRST_PAUSE_S", 30)
     stop = _PausingStop()
     with ThreadPoolExecutor(1) as pool, FileServer() as server:
         work = pool.submit(fetch.download, server.url("/broken"), io.BytesIO(), LIMITS, stop)
