@@ -14,7 +14,7 @@ from importlib.resources import files
 from whisper_worker import log
 from whisper_worker.audio import Audio, decode
 from whisper_worker.errors import EXIT_HUNG, EXIT_SICK, OutOfMemory, Unhealthy
-from whisper_worker.pieces import whole
+from whisper_worker.pieces import Track, whole
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings
 from whisper_worker.stop import Alarm, Stop, in_thread
@@ -141,7 +141,7 @@ class Health:
 
     def _heard(self, stop: Stop) -> list[str]:
         samples = _clip().samples
-        walk = self._engine.walk(whole(samples), samples, Request(language="en"), stop)
+        walk = self._engine.walk([Track(samples, tuple(whole(samples)))], Request(language="en"), stop)
         return " ".join(segment.text for said in walk.piece(0) for segment in said.segments).lower().split()
 
 

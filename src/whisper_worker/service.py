@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from whisper_worker import fetch, log, reply, storage
+from whisper_worker import log, reply, storage, web
 from whisper_worker.endings import Endings
 from whisper_worker.errors import InternalError, OutOfMemory, Unhealthy, UploadFailed, UploadRefused, WorkerError
 from whisper_worker.health import Health
@@ -37,6 +37,7 @@ class Service:
         self._endings = Endings(settings, health)
         self._rules = InputRules(bool(settings.allow_local_files), settings.max_base64_bytes, settings.max_audios)
         self._bucket = storage.Bucket.of_settings(settings)
+        self._uploads = storage.UploadLimits()
         self._recordings = Recordings(settings, threads)
         self._places = asyncio.Semaphore(threads.jobs)  # the SDK's local API hands over any number of jobs
         self._io = ThreadPoolExecutor(threads.jobs, "replies")
@@ -209,7 +210,7 @@ class Service:
         files = list(reply.files(job.request, output))
         if url := job.request.upload_url:
             storage.put(url, files[0], limits=self._uploads, stop=job.stop)
-            return {files[0].name: fetch.without_secrets(url)}
+            return {files[0].name: web.without_secrets(url)}
         bucket = storage.Bucket.of_job(job.bucket) if job.bucket else self._bucket
         assert bucket is not None
         return storage.store(
@@ -232,4 +233,4 @@ def _kind(recording: Recording) -> str:
     audio = recording.source.audio
     if audio is None or audio[:5].lower() == "data:":
         return "base64"
-    return fetch.without_secrets(audio) if is_url(audio) else "local"
+    return web.without_secrets(audio) if is_url(audio) else "local"
