@@ -1,11 +1,14 @@
 """Hand-written stand-ins with the real shapes."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 from whisper_worker.audio import SAMPLE_RATE, Samples
+from whisper_worker.models import Model, ModelFiles
 from whisper_worker.pieces import Piece
 from whisper_worker.request import Request
 from whisper_worker.speech import Speech
@@ -89,4 +92,71 @@ class FakeWalk:
         start = piece.spans[0].start / SAMPLE_RATE
         words = (Word(" Hello.", start + 0.1, start + 0.9, 0.8),) if request.word_timestamps else None
         translated = (segment(start, start + 1, " Translated."),) if request.translate else ()
-        return Said((segment(start, start + 1, " Hello.", words),), translated, (request.language or "de", 0.9))
+        return Said((segment(start, start + 1, " Hello.", words),), translated, _language(request.language or "de"))
+
+
+def _language(code: str) -> Language:
+    return Language(code, 0.9, ((code, 0.9),))
+
+
+class FakeHub:
+    """Finds and loads models that don't exist; each step (`find base`, `load base`, `free base`) is noted.
+
+    Those in `fails` raise what they are told, on their thread; those that are held wait there until they are let go.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.fails: dict[str, Exception] = {}
+        self.engines: dict[str, FakeEngine] = {}
+        self._held: set[str] = set()
+        self._changed = threading.Condition()  # guards all above
+
+    def find(self, model: Model) -> ModelFiles:
+        self._step(f"find {model.name}")
+        return ModelFiles(model.name, Path("/models") / model.name)
+
+    def load(self, files: ModelFiles) -> FakeEngine:
+        self._step(f"load {files.name}")
+        engine = self.engines[files.name] = self.engine(files.name)
+        return engine
+
+    def engine(self, name: str) -> FakeEngine:
+        engine = _FreedEngine(lambda: self._step(f"free {name}"))
+        engine.name = name
+        return engine
+
+    def hold(self, step: str) -> None:
+        with self._changed:
+            self._held.add(step)
+
+    def let_go(self, step: str) -> None:
+        with self._changed:
+            self._held.discard(step)
+            self._changed.notify_all()
+
+    async def begun(self, step: str, times: int = 1) -> None:
+        """Wait until it has."""
+        assert await asyncio.to_thread(self._wait_for, lambda: self.steps.count(step) >= times), f"no {step}"
+
+    def _step(self, step: str) -> None:
+        with self._changed:
+            self.steps.append(step)
+            self._changed.notify_all()
+        assert self._wait_for(lambda: step not in self._held), f"{step} was never let go"
+        if step in self.fails:
+            raise self.fails[step]
+
+    def _wait_for(self, holds: Callable[[], bool]) -> bool:
+        with self._changed:
+            return self._changed.wait_for(holds, timeout=20)
+
+
+class _FreedEngine(FakeEngine):
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_close = on_close
+
+    def close(self) -> None:
+        super().close()
+        self._on_close()

@@ -20,7 +20,8 @@ from whisper_worker.process import LAST_RESORT_S, end_process, end_process_in
 from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, on_runpod
 
 if TYPE_CHECKING:
-    from whisper_worker.engine import Engine
+    from whisper_worker.health import Health
+    from whisper_worker.registry import Registry
     from whisper_worker.service import Service
 
 LAST_ANSWERS_S = 2.0
@@ -45,8 +46,14 @@ def _run(settings: Settings) -> None:
     # All imports by this thread, one after the other: two threads that import at once can see half-made modules.
     # The weights are read on another one meanwhile, without holding the GIL.
     from whisper_worker.engine import Engine, choose_compute_type, choose_device
-    from whisper_worker.models import ModelUnavailable, find
+    from whisper_worker.health import Canary, Health
+    from whisper_worker.models import Catalog, ModelFiles, ModelUnavailable, find
+    from whisper_worker.registry import Loaded, Registry
 
+    try:
+        catalog = Catalog.from_settings(settings)
+    except ModelUnavailable as error:
+        sys.exit(f"whisper_worker: MODEL: {error}")
     device = choose_device(settings)
     compute_type = choose_compute_type(settings, device)
     cores = available_cores()
@@ -67,50 +74,58 @@ def _run(settings: Settings) -> None:
     if threads.warning:
         log.event("oversubscribed", level=log.WARNING, note=threads.warning)
 
+    def load(files: ModelFiles) -> Engine:
+        return Engine.load(files, device, compute_type, threads, settings)
+
+    health = Health(settings, on_alarm=lambda error: end_process_in(_last_resort_s(), error.exit_code))
+    registry = Registry(settings, catalog, health, load)
+
+    def preload() -> None:  # the registry alone may hold the model: it may free it
+        engine = load(find(settings.model))
+        registry.preload(Loaded(engine, Canary(engine, settings, health), engine.name))
+
     with ThreadPoolExecutor(1, "load") as loader:
-        loading = loader.submit(lambda: Engine.load(find(settings.model), device, compute_type, threads, settings))
+        loading = loader.submit(preload)
         import whisper_worker.job_loop  # noqa: F401  (and with it the SDK)
 
         try:
-            engine = loading.result()
+            loading.result()
         except ModelUnavailable as error:
             sys.exit(f"whisper_worker: {error}")
         except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
             sys.exit(f"whisper_worker: the model {settings.model or 'bundled'} can't be loaded: {error}")
 
-    _serve(settings, threads, engine)
+    _serve(settings, threads, registry, health)
 
 
-def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
+def _serve(settings: Settings, threads: Threads, registry: "Registry", health: "Health") -> None:
     import runpod
     from runpod.serverless.modules import rp_scale
 
-    from whisper_worker.health import Health
     from whisper_worker.job_loop import JobLoop
     from whisper_worker.service import Service
 
-    arguments, _ = runpod.serverless.parser.parse_known_args()
-    takes_jobs = _is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
-    # The job loop ends in order, if it can; on this machine there is nothing to wait for but the answers.
-    end_within_s = LAST_RESORT_S if takes_jobs else LAST_ANSWERS_S
-    health = Health(engine, settings, on_alarm=lambda error: end_process_in(end_within_s, error.exit_code))
-    service = Service(settings, threads, engine, health)
+    takes_jobs, serves_api = _takes_jobs(), _arguments().rp_serve_api
+    service = Service(settings, threads, registry, health)
     signals: list[int] = []
     rp_scale.JobScaler = partial(JobLoop, service=service, health=health, settings=settings, signals=signals)
 
     def warm_up() -> None:
-        health.warm_up()
-        health.watch()  # not before: a GPU newer than the kernels may need minutes for the first call
+        registry.warm_up()
+        # Not before: a GPU newer than the kernels may need minutes for the first call.
+        health.watch(lambda: registry.longest_call_s)
+
+    def check_fitness() -> None:
+        warm_up()
         _leave_to_the_loop(signals)
 
-    runpod.serverless.register_fitness_check(warm_up)
-    if arguments.rp_serve_api:  # the SDK checks no fitness there
-        health.warm_up()
-        health.watch()
+    runpod.serverless.register_fitness_check(check_fitness)
+    if serves_api:  # the SDK checks no fitness there
+        warm_up()
     try:
         runpod.serverless.start(
             {
-                "handler": _handler(service, settings, on_this_machine=not (takes_jobs or arguments.rp_serve_api)),
+                "handler": _handler(service, settings, on_this_machine=not (takes_jobs or serves_api)),
                 "return_aggregate_stream": True,
                 # It must never change: the SDK would wait for all jobs to end before it takes another.
                 "concurrency_modifier": lambda _: threads.jobs,
@@ -121,7 +136,7 @@ def _serve(settings: Settings, threads: Threads, engine: "Engine") -> None:
             end_process(health.unhealthy.exit_code)
         health.close()
         service.close()
-        log.event("model_unloaded")
+        registry.close()
         if takes_jobs:
             has_failed = not isinstance(sys.exc_info()[1], (SystemExit, type(None)))
             if has_failed:
@@ -152,6 +167,23 @@ def _leave_to_the_loop(signals: list[int]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
         os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_IGN))
+
+
+def _arguments() -> Any:
+    import runpod
+
+    return runpod.serverless.parser.parse_known_args()[0]
+
+
+def _takes_jobs() -> bool:
+    """Whether jobs come from RunPod. Once the SDK is imported."""
+    arguments = _arguments()
+    return _is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
+
+
+def _last_resort_s() -> float:
+    """The job loop ends in order, if it can; on this machine there is nothing to wait for but the answers."""
+    return LAST_RESORT_S if _takes_jobs() else LAST_ANSWERS_S
 
 
 def _is_given_jobs() -> bool:

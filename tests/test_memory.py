@@ -1,0 +1,80 @@
+"""What freeing a model really gives back, seen from outside: a process of its own, and real models."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import find_multilingual
+
+ROOT = Path(__file__).parent.parent
+ROUNDS = 4
+MB = 1_000_000
+
+
+def rss() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """Print, for each round, how much memory there was with the small model, and then with the large one."""
+    import numpy as np
+
+    from whisper_worker.engine import Engine
+    from whisper_worker.health import Health
+    from whisper_worker.models import Catalog, ModelFiles
+    from whisper_worker.registry import Registry
+    from whisper_worker.settings import Settings, Threads
+
+    large = str(find_multilingual())
+    settings = Settings.from_env({"MODEL": "bundled", "MODELS": large})
+    threads = Threads(inter=2, intra=1, batch=1, jobs=6, media=2)
+
+    def load(files: ModelFiles) -> Engine:
+        return Engine.load(files, "cpu", "int8", threads, settings)
+
+    health = Health(settings)
+    registry = Registry(settings, Catalog.from_settings(settings), health, load)
+
+    async def used(name: str) -> int:
+        async with registry.leased(name) as model:  # which has transcribed the clip, to be warm
+            assert np.isfinite(model.engine.longest_call_s)
+            return rss()
+
+    async def run() -> list[tuple[int, int]]:
+        return [(await used("bundled"), await used(large)) for _ in range(ROUNDS)]
+
+    print(json.dumps(asyncio.run(run())))  # noqa: T201
+    registry.close()
+    health.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own figures")
+def test_a_model_that_went_for_another_gives_its_memory_back() -> None:
+    weights = (find_multilingual() / "model.bin").stat().st_size
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("", "src", "tests"))
+    process = subprocess.run(
+        [sys.executable, __file__],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    rounds = json.loads(process.stdout)
+    small, large = ([figures[i] for figures in rounds] for i in (0, 1))
+    shown = f"MB in each round: {[[round(figure / MB) for figure in figures] for figures in rounds]}"
+    assert min(large) > max(small) + 20 * MB, shown  # the figures show weights
+    assert max(small[1:]) < small[0] + 60 * MB, shown
+    # The first rounds leave some behind: buffers of the libraries' threads.
+    assert small[-1] < small[1] + 20 * MB, shown
+    assert large[-1] < large[1] + 20 * MB, shown
+
+
+if __name__ == "__main__":
+    main()
