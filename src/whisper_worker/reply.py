@@ -7,7 +7,7 @@ what is too large is stored elsewhere (`files`, `stored`), loses its details, or
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from whisper_worker.errors import ResultTooLarge, WorkerError
 from whisper_worker.formats import FORMATS, Layout, render, segment_dict
@@ -18,6 +18,7 @@ from whisper_worker.output import (
     PartialOutput,
     SeveralOutput,
     Text,
+    TextOutput,
     TranscriptOutput,
     WordOutput,
 )
@@ -51,20 +52,18 @@ def build(request: Request, transcript: Transcript, translation: Transcript | No
     text = render(request.transcription, transcript, layout) if request.wants_transcription else None
     if not request.wants_transcription:
         translation = transcript
-    output: TranscriptOutput = {
+    said: TextOutput = {
         "segments": _segments(transcript.segments),
-        **_language(transcript.language),
         "transcription": text,
         "translation": render(request.translation, translation, layout) if translation else None,
-        **_facts(facts),
     }
     if request.word_timestamps:
-        output["word_timestamps"] = _words(transcript.segments)
+        said["word_timestamps"] = _words(transcript.segments)
     if request.formats:
-        output["outputs"] = _in_formats(request.formats, transcript, layout)
+        said["outputs"] = _in_formats(request.formats, transcript, layout)
         if translation and request.wants_transcription:
-            output["translation_outputs"] = _in_formats(request.formats, translation, layout)
-    return output
+            said["translation_outputs"] = _in_formats(request.formats, translation, layout)
+    return cast(TranscriptOutput, {**said, **_language(transcript.language), **_facts(facts)})
 
 
 def detection(language: Language | None, facts: Facts) -> DetectionOutput:
@@ -73,16 +72,19 @@ def detection(language: Language | None, facts: Facts) -> DetectionOutput:
 
 def several(results: Sequence[Mapping[str, Any]], facts: Facts) -> SeveralOutput:
     """The output for several files, of theirs."""
-    return {"results": [dict(result) for result in results], **_facts(facts)}  # type: ignore[typeddict-item]
+    return cast(SeveralOutput, {"results": list(results), **_facts(facts)})
 
 
 def partial(request: Request, so_far: Growing) -> PartialOutput:
     """What had been done of a file whose job is broken off."""
     transcript = so_far.transcript
+    language = _language(transcript.language)
     output: PartialOutput = {
         "seconds_done": round(so_far.until, 3),
         "seconds_total": round(so_far.duration, 3),
-        **_language(transcript.language),
+        "detected_language": language["detected_language"],
+        "language_probability": language["language_probability"],
+        "language_probabilities": language["language_probabilities"],
         "transcription": render(request.transcription, transcript, _layout(request)),
         "segments": _segments(transcript.segments),
     }
