@@ -7,11 +7,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from whisper_worker.audio import SAMPLE_RATE, Samples
+from whisper_worker.audio import SAMPLE_RATE
 from whisper_worker.models import Model, ModelFiles
-from whisper_worker.pieces import Piece
+from whisper_worker.pieces import Piece, Track
 from whisper_worker.request import Request
-from whisper_worker.speech import Speech
+from whisper_worker.speech import MIN_S, Speech
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Language, Said, Segment, Word
 
@@ -50,8 +50,11 @@ class FakeEngine:
     def check(self, request: Request) -> None:
         pass
 
-    def walk(self, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop) -> "FakeWalk":
-        return FakeWalk(self, pieces, samples, request, stop)
+    def remarks(self, request: Request) -> tuple[str, ...]:
+        return ()
+
+    def walk(self, tracks: Sequence[Track], request: Request, stop: Stop) -> "FakeWalk":
+        return FakeWalk(self, tracks, request, stop)
 
     def reload(self) -> None:
         self.reloads += 1
@@ -63,40 +66,42 @@ class FakeEngine:
 class FakeWalk:
     first_run: float | None = None
 
-    def __init__(
-        self, engine: FakeEngine, pieces: Sequence[Piece], samples: Samples, request: Request, stop: Stop
-    ) -> None:
+    def __init__(self, engine: FakeEngine, tracks: Sequence[Track], request: Request, stop: Stop) -> None:
         self._engine = engine
-        self._pieces = pieces
-        self._samples = samples
+        self._places = [(track, piece) for track in tracks if track.speech_s >= MIN_S for piece in track.pieces]
         self._request = request
         self._stop = stop
         self.language: Future[Language] = Future()
 
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def detect(self) -> Language | None:
+        self._stop.check()
+        return spoken("de") if self._places else None
+
     def piece(self, index: int) -> Iterator[Said]:
-        said = self._said(index)
+        track, piece = self._places[index]
+        said = self._said(track, piece)
         if said.language and not self.language.done():
             self.language.set_result(said.language)
-        yield replace(said, until=self._pieces[index].spans[-1].end / SAMPLE_RATE)
+        yield replace(said, until=piece.spans[-1].end / SAMPLE_RATE, channel=track.channel)
 
-    def _said(self, index: int) -> Said:
+    def _said(self, track: Track, piece: Piece) -> Said:
         self._stop.check()
-        engine, request, piece = self._engine, self._request, self._pieces[index]
+        engine, request = self._engine, self._request
         engine.pieces += 1
         engine.threads.add(threading.current_thread().name)
-        speech = piece.speech(self._samples)
         if engine.act:
-            return engine.act(speech, self._stop)
-        if speech.is_empty:
-            return Said()
+            return engine.act(piece.speech(track.samples), self._stop)
         start = piece.spans[0].start / SAMPLE_RATE
         words = (Word(" Hello.", start + 0.1, start + 0.9, 0.8),) if request.word_timestamps else None
         translated = (segment(start, start + 1, " Translated."),) if request.translate else ()
-        return Said((segment(start, start + 1, " Hello.", words),), translated, _language(request.language or "de"))
+        return Said((segment(start, start + 1, " Hello.", words),), translated, spoken(request.language or "de"))
 
 
-def _language(code: str) -> Language:
-    return Language(code, 0.9, ((code, 0.9),))
+def spoken(code: str, probability: float = 0.9) -> Language:
+    return Language(code, probability, ((code, probability),))
 
 
 class FakeHub:

@@ -11,7 +11,9 @@ import numpy as np
 from fakes import FakeEngine
 from media import RATE, encode, speech
 
-from whisper_worker.health import Health
+from whisper_worker.health import Canary, Health
+from whisper_worker.models import Catalog, ModelFiles
+from whisper_worker.registry import Loaded, Registry
 from whisper_worker.service import Service
 from whisper_worker.settings import Settings, Threads
 from whisper_worker.speech import Speech
@@ -24,22 +26,31 @@ SPEECH = encode("ogg", "libopus", [speech()])
 
 @contextmanager
 def service(engine: FakeEngine | None = None, threads: Threads = THREADS, **env: Any) -> Iterator[Service]:
-    with service_and_health(engine, threads, **env) as (served, _):
+    with service_in_parts(engine, threads, **env) as (served, _, _):
         yield served
 
 
 @contextmanager
-def service_and_health(
+def service_in_parts(
     engine: FakeEngine | None = None, threads: Threads = THREADS, **env: Any
-) -> Iterator[tuple[Service, Health]]:
+) -> Iterator[tuple[Service, Health, Loaded]]:
+    """With the worker's health, and the one model that it has."""
     settings, engine = Settings.from_env(env), engine or FakeEngine()
-    health = Health(engine, settings)
-    served = Service(settings, threads, engine, health)
+    health = Health(settings)
+    registry = Registry(settings, Catalog.from_settings(settings), health, load=no_other)
+    loaded = Loaded(engine, Canary(engine, settings, health), engine.name)
+    registry.preload(loaded)
+    served = Service(settings, threads, registry, health)
     try:
-        yield served, health
+        yield served, health, loaded
     finally:
         health.close()
         served.close()
+        registry.close()
+
+
+def no_other(files: ModelFiles) -> FakeEngine:
+    raise RuntimeError("there is but one model")
 
 
 def job(file: bytes = SPEECH, id: str = "job", **options: Any) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, segment
+from fakes import FakeEngine, segment, spoken
 from media import pcm, wav
 from runpod.serverless.modules.worker_state import JobsProgress
-from served import THREADS, job, service_and_health, speech_for
+from served import THREADS, job, service_in_parts, speech_for
 
 from whisper_worker import job_loop
 from whisper_worker.job_loop import JobLoop
@@ -37,7 +37,7 @@ def loop(engine: FakeEngine) -> Iterator[JobLoop]:
 @contextmanager
 def loop_of(engine: FakeEngine | None = None, service: Any = None, **env: Any) -> Iterator[JobLoop]:
     """With a service of its own, unless one is given."""
-    with service_and_health(engine, **env) as (served, health):
+    with service_in_parts(engine, **env) as (served, health, _):
         yield JobLoop({}, service=service or served, health=health, settings=Settings.from_env(env))
     JobsProgress().clear()
 
@@ -167,7 +167,7 @@ class SlowStream(Session):
 
 
 def test_a_job_is_not_transcribed_to_its_end_while_runpod_does_not_take_its_items() -> None:
-    engine = FakeEngine(lambda *_: Said((segment(0, 1, " word" * 20_000),), language=("en", 0.9)))
+    engine = FakeEngine(lambda *_: Said((segment(0, 1, " word" * 20_000),), language=spoken("en", 0.9)))
 
     async def run(loop: JobLoop) -> None:
         session: Any = SlowStream()

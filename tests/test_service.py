@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import FakeEngine, segment
+from fakes import FakeEngine, segment, spoken
 from media import noise, pcm, silence, speech, video_without_sound, wav
 from served import SPEECH, answer, error, job, raising, service, speech_for, together
 
@@ -146,7 +146,7 @@ def test_too_little_memory_is_told() -> None:
 
 
 def test_a_reply_that_json_cannot_hold_is_an_error_not_a_loss() -> None:
-    nan = Said((segment(0, 1),), language=("en", float("nan")))
+    nan = Said((segment(0, 1),), language=spoken("en", float("nan")))
     assert error(job(), FakeEngine(lambda *_: nan)).startswith("INTERNAL: ")
 
 
@@ -172,7 +172,7 @@ def test_two_jobs_are_transcribed_at_the_same_moment() -> None:
 
     def act(speech: Speech, stop: Stop) -> Said:
         both.wait()  # fails unless two are here together
-        return Said(language=("en", 1.0))
+        return Said(language=spoken("en", 1.0))
 
     with service(FakeEngine(act)) as served:
         outputs = together(job(), job(), served=served)
@@ -192,7 +192,7 @@ def test_pieces_of_one_job_are_transcribed_side_by_side() -> None:
 
     def act(speech: Speech, stop: Stop) -> Said:
         both.wait()  # fails unless two are here together
-        return Said(language=("en", 1.0))
+        return Said(language=spoken("en", 1.0))
 
     output = answer(job(wav(pcm(speech_for(8)))), FakeEngine(act), PIECE_SECONDS="5")
     assert output["detected_language"] == "en"
@@ -205,7 +205,7 @@ def test_pieces_that_need_the_text_before_them_wait_for_it() -> None:
         assert lock.acquire(blocking=False)  # fails if another is here too
         stop.wait(0.02)
         lock.release()
-        return Said(language=("en", 1.0))
+        return Said(language=spoken("en", 1.0))
 
     long = job(wav(pcm(speech_for(16))), condition_on_previous_text=True)
     assert "error" not in answer(long, FakeEngine(act), PIECE_SECONDS="5")
@@ -237,7 +237,7 @@ def test_audio_is_decoded_while_the_model_is_busy() -> None:
     def act(speech: Speech, stop: Stop) -> Said:
         entered.set()
         assert release.wait(30)
-        return Said(language=("en", 1.0))
+        return Said(language=spoken("en", 1.0))
 
     async def run(served: Service) -> None:
         busy = asyncio.create_task(served.run(job()))
@@ -261,7 +261,7 @@ def test_no_more_jobs_are_in_flight_than_there_are_places() -> None:
         stop.wait(0.02)
         with lock:
             running -= 1
-        return Said(language=("en", 1.0))
+        return Said(language=spoken("en", 1.0))
 
     with service(FakeEngine(act), Threads(inter=4, intra=1, batch=1, jobs=2, media=2)) as served:
         together(*(job() for _ in range(8)), served=served)
@@ -279,7 +279,7 @@ def test_a_cancelled_job_has_ended_when_it_says_so_and_leaves_the_others_alone()
 
     def act(speech: Speech, stop: Stop) -> Said:
         if entered.is_set():
-            return Said(language=("en", 1.0))
+            return Said(language=spoken("en", 1.0))
         entered.set()
         try:
             while True:
@@ -307,7 +307,7 @@ def test_a_job_cancelled_while_it_waits_for_a_place_never_starts() -> None:
     def act(speech: Speech, stop: Stop) -> Said:
         entered.set()
         assert release.wait(30)
-        return Said(language=("en", 1.0))
+        return Said(language=spoken("en", 1.0))
 
     async def run(served: Service, engine: FakeEngine) -> None:
         first = asyncio.create_task(served.run(job()))
@@ -336,7 +336,7 @@ def test_the_event_loop_is_free_while_a_job_is_decoded_and_transcribed() -> None
         while turns < before + 10:  # hangs here if the loop waits for this thread
             stop.wait(0.001)
         turns_inside.append(turns - before)
-        return Said(language=("en", 1.0))
+        return Said(language=spoken("en", 1.0))
 
     async def run(served: Service) -> None:
         nonlocal turns

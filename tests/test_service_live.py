@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fakes import FakeEngine, segment
+from fakes import FakeEngine, segment, spoken
 from media import pcm, silence, wav
-from served import THREADS, answer, job, service, service_and_health, speech_for
+from served import THREADS, answer, job, service, service_in_parts, speech_for
 
 from whisper_worker import fetch
 from whisper_worker.errors import EXIT_HUNG, DownloadFailed, ShuttingDown, Unhealthy
@@ -54,7 +54,7 @@ class FirstPieceOnly:
             is_first = not self.is_said.is_set()
             self.is_said.set()
         if is_first:
-            return Said((self.segment,), language=("en", 0.9))
+            return Said((self.segment,), language=spoken("en", 0.9))
         self.goes_on.set()
         try:
             while True:
@@ -111,7 +111,7 @@ def test_a_result_too_large_for_one_reply_can_be_streamed() -> None:
 
 
 def test_a_slow_reader_slows_the_job_down() -> None:
-    engine = FakeEngine(lambda *_: Said((segment(0, 1, " word" * 20_000),), language=("en", 0.9)))
+    engine = FakeEngine(lambda *_: Said((segment(0, 1, " word" * 20_000),), language=spoken("en", 0.9)))
 
     async def run(served: Service) -> None:
         async with aclosing(served.stream(long_job(200))) as stream:
@@ -303,7 +303,7 @@ def test_when_the_model_hangs_jobs_are_answered_though_their_threads_never_end()
         return Said()
 
     async def run() -> None:
-        with service_and_health(FakeEngine(act)) as (served, health):
+        with service_in_parts(FakeEngine(act)) as (served, health, _):
             running = [asyncio.create_task(served.run(job())) for _ in range(2)]
             cancelled = asyncio.create_task(served.run(job()))
             assert await asyncio.to_thread(entered.wait, 30)
@@ -331,16 +331,16 @@ class Deaf:
 
     def __call__(self, *_: object) -> Said:
         if self.is_deaf and self.engine.reloads < self._cured_by:
-            return Said(language=("en", 0.5))
-        return Said((segment(0, 1),), language=("en", 0.9))
+            return Said(language=spoken("en", 0.5))
+        return Said((segment(0, 1),), language=spoken("en", 0.9))
 
 
 def heard_by(deaf: Deaf, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
     async def run() -> list[dict[str, Any]]:
         return await asyncio.gather(*map(served.run, jobs))
 
-    with service_and_health(deaf.engine) as (served, health):
-        health.warm_up()
+    with service_in_parts(deaf.engine) as (served, _, model):
+        model.canary.warm_up()
         deaf.is_deaf = True
         return asyncio.run(run())
 
@@ -353,8 +353,8 @@ def test_jobs_that_a_deaf_model_heard_nothing_in_are_transcribed_again_by_a_new_
 
 def test_progress_does_not_go_back_when_a_job_is_transcribed_again() -> None:
     deaf, notes = Deaf(cured_by=1), Notes()
-    with service_and_health(deaf.engine, **PIECES) as (served, health):
-        health.warm_up()
+    with service_in_parts(deaf.engine, **PIECES) as (served, _, model):
+        model.canary.warm_up()
         deaf.is_deaf = True
         asyncio.run(served.run(long_job(), notes))
     done = [note.seconds_done for note in notes.all]
@@ -410,7 +410,7 @@ def test_a_thread_that_never_ends_makes_the_worker_unhealthy() -> None:
     entered, released = threading.Event(), threading.Event()
 
     async def run() -> None:
-        with service_and_health(stubborn(entered, released), WINDOW_TIMEOUT_S="0.3") as (served, health):
+        with service_in_parts(stubborn(entered, released), WINDOW_TIMEOUT_S="0.3") as (served, health, _):
             cancelled = asyncio.create_task(served.run(job()))
             assert await asyncio.to_thread(entered.wait, 30)
             cancelled.cancel()

@@ -19,10 +19,11 @@ from whisper_worker.recordings import Recordings
 from whisper_worker.registry import Loaded, Registry
 from whisper_worker.request import InputRules, is_url, parse_request, parse_s3_config
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.stop import in_thread, wait_out
+from whisper_worker.stop import in_loose_thread, in_thread, wait_out
 from whisper_worker.transcript import Segment
 
 AT_ONCE = 16  # files of one job
+SPARE_UPLOADERS = 64  # threads that silent servers may hold, while other jobs' results are stored
 
 Json = dict[str, Any]
 
@@ -40,7 +41,8 @@ class Service:
         self._uploads = storage.UploadLimits()
         self._recordings = Recordings(settings, threads)
         self._places = asyncio.Semaphore(threads.jobs)  # the SDK's local API hands over any number of jobs
-        self._io = ThreadPoolExecutor(threads.jobs, "replies")
+        self._replies = ThreadPoolExecutor(threads.jobs, "reply")
+        self._uploaders = ThreadPoolExecutor(threads.jobs + SPARE_UPLOADERS, "upload")
 
     async def run(self, job: Mapping[str, Any], watcher: Watcher | None = None) -> dict[str, Any]:
         """The output for one RunPod job (`{"id": …, "input": …}`).
@@ -94,7 +96,7 @@ class Service:
             log.event("job_cancelled", job=job.id, total_s=job.watch.total_s)
             raise
         except Exception as error:
-            return await in_thread(self._io, job.stop, self._failed, job, self._explained(job, error))
+            return await in_thread(self._replies, job.stop, self._failed, job, self._explained(job, error))
 
     def _explained(self, job: Job, error: Exception, recording: Recording | None = None) -> WorkerError:
         """A failure as its caller may read it; the log has the whole of it."""
@@ -191,19 +193,19 @@ class Service:
         def fitting(whole: Json) -> Json:
             return reply.fitting(reply.result_item(whole) if job.is_streamed else whole, max_bytes)
 
-        whole, fits = await in_thread(self._io, job.stop, complete)
+        whole, fits = await in_thread(self._replies, job.stop, complete)
         if not fits and (job.request.upload_url or job.bucket or self._bucket):
             try:
                 with job.watch.timing("upload"):
-                    links = await in_thread(self._io, job.stop, self._store, job, whole)
-                whole = await in_thread(self._io, job.stop, reply.stored, whole, links)
+                    links = await in_loose_thread(self._uploaders, job.stop, self._store, job, whole)
+                whole = await in_thread(self._replies, job.stop, reply.stored, whole, links)
                 whole["timings"] = job.watch.timings()
             except (UploadFailed, UploadRefused) as error:
                 log.event("upload_failed", job=job.id, level=log.WARNING, trace=True)
                 whole["warnings"] = [*whole["warnings"], f"the result couldn't be stored: {error}"]
                 if not reply.fits(reply.without_details(whole), max_bytes):
                     raise
-        return await in_thread(self._io, job.stop, fitting, whole)
+        return await in_thread(self._replies, job.stop, fitting, whole)
 
     def _store(self, job: Job, output: Json) -> dict[str, str]:
         """The links to it, by file name. On an I/O thread."""
@@ -225,7 +227,8 @@ class Service:
     def close(self) -> None:
         """End the threads. Jobs should have ended."""
         self._recordings.close()
-        self._io.shutdown(wait=False, cancel_futures=True)
+        self._replies.shutdown(wait=False, cancel_futures=True)
+        self._uploaders.shutdown(wait=False, cancel_futures=True)
 
 
 def _kind(recording: Recording) -> str:
