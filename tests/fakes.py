@@ -51,7 +51,7 @@ class FakeEngine:
         pass
 
     def remarks(self, request: Request) -> tuple[str, ...]:
-        return ()
+        return ("it can't translate",) if self.speaks_english_only and request.translate else ()
 
     def walk(self, tracks: Sequence[Track], request: Request, stop: Stop) -> "FakeWalk":
         return FakeWalk(self, tracks, request, stop)

@@ -1,5 +1,6 @@
 """The real model on real audio."""
 
+import json
 import re
 import threading
 import unicodedata
@@ -16,7 +17,7 @@ from conftest import Recording, load
 from media import CLIP_WORDS, RATE, noise, silence, speech
 
 from whisper_worker.audio import decode
-from whisper_worker.engine import Engine, Walk
+from whisper_worker.engine import Engine, Walk, _Ear
 from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy
 from whisper_worker.models import ModelFiles, find
 from whisper_worker.pieces import Track, cut
@@ -230,6 +231,12 @@ def test_options_reach_the_model(english: Engine, monkeypatch: pytest.MonkeyPatc
         logprob_threshold=-0.5,
         no_speech_threshold=0.7,
         word_timestamps=True,
+        hallucination_silence_threshold=2,
+        repetition_penalty=1.5,
+        no_repeat_ngram_size=3,
+        max_new_tokens=100,
+        prefix="Please",
+        hotwords="window",
     )
     assert seen == {
         "language": "en",
@@ -248,7 +255,39 @@ def test_options_reach_the_model(english: Engine, monkeypatch: pytest.MonkeyPatc
         "log_prob_threshold": -0.5,
         "no_speech_threshold": 0.7,
         "word_timestamps": True,
+        "hallucination_silence_threshold": 2,
+        "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 3,
+        "max_new_tokens": 100,
+        "prefix": "Please",
+        "hotwords": "window",
     }
+
+
+def test_a_list_of_temperatures_is_tried_as_it_is() -> None:
+    assert request(temperature=[0, 0.3, 0.9]).temperatures == [0, 0.3, 0.9]
+
+
+def test_a_prefix_begins_the_first_window_alone(english: Engine) -> None:
+    plain = transcribe(english, np.tile(speech(), 3), piece_s=5)
+    begun = transcribe(english, np.tile(speech(), 3), piece_s=5, prefix="Quickly")
+    assert words_of(begun.segments[0].text).startswith("quickly open the window")
+    assert [s.text for s in begun.segments[1:]] == [s.text for s in plain.segments[1:]]
+
+
+def test_hotwords_and_the_text_before_leave_room_for_the_text(english: Engine) -> None:
+    """Together they have more tokens than CTranslate2 takes."""
+    many = "word " * 200
+    transcript = transcribe(
+        english, np.tile(speech(), 20), 5, hotwords=many, condition_on_previous_text=True, max_new_tokens=20
+    )
+    assert len(transcript.segments) >= 15
+
+
+def test_no_window_has_more_new_tokens_than_allowed(english: Engine) -> None:
+    few = transcribe(english, speech(), max_new_tokens=4, temperature_increment_on_fallback=0)
+    assert few.segments
+    assert all(len(segment.tokens) <= 4 for segment in few.segments)
 
 
 def test_a_suppressed_token_is_never_produced(english: Engine) -> None:
@@ -314,6 +353,72 @@ def test_a_prompt_that_would_be_cut_is_refused_with_its_count(english: Engine) -
         english.check(request(initial_prompt="word " * 300))
 
 
+def test_all_that_is_shown_before_the_text_is_counted_together(english: Engine) -> None:
+    english.check(request(initial_prompt="word " * 100, hotwords="word " * 100, prefix="word " * 23))
+    with pytest.raises(BadInput, match=r"^initial_prompt, prefix, hotwords: have 224 tokens together, 223 are allowed"):
+        english.check(request(initial_prompt="word " * 100, hotwords="word " * 100, prefix="word " * 24))
+    with pytest.raises(BadInput, match=r"^hotwords: has 224 tokens, 223 are allowed"):
+        english.check(request(hotwords="word " * 224))
+
+
+def test_new_tokens_that_have_no_room_behind_hotwords_and_the_text_before_are_refused(english: Engine) -> None:
+    conditioned = {"hotwords": "word " * 100, "condition_on_previous_text": True}
+    english.check(request(max_new_tokens=121, **conditioned))
+    with pytest.raises(BadInput, match=r"^max_new_tokens: .* 100 tokens of hotwords, at most 121"):
+        english.check(request(max_new_tokens=122, **conditioned))
+    english.check(request(max_new_tokens=220, hotwords="word " * 100))
+
+
+def test_words_need_alignment_heads(tmp_path: Path) -> None:
+    folder = Path(find("bundled").folder)
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "alignment_heads"}))
+    engine = load(ModelFiles("fine-tuned", tmp_path))
+    engine.check(request())
+    with pytest.raises(BadInput, match="word_timestamps: the model fine-tuned lacks the alignment heads"):
+        engine.check(request(word_timestamps=True))
+    engine.close()
+
+
+def test_a_language_outside_the_models_vocabulary_is_refused(multilingual: Engine) -> None:
+    with pytest.raises(BadInput, match="language: the model base doesn't know yue"):
+        multilingual.check(request(language="cantonese"))
+    with pytest.raises(BadInput, match="languages: the model base doesn't know yue"):
+        multilingual.check(request(languages=["zh", "yue"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "remark"),
+    [
+        ({"translate": True}, "can't translate"),
+        ({"task": "translate"}, "can't translate"),
+        ({"multilingual": True}, "multilingual has no effect"),
+        ({"task": "detect_language"}, "takes all speech for it"),
+        ({}, None),
+    ],
+)
+def test_an_english_model_says_what_it_does_only_in_part(
+    options: dict[str, Any], remark: str | None, english: Engine
+) -> None:
+    remarks = english.remarks(request(**options))
+    assert len(remarks) == (remark is not None)
+    assert remark is None or remark in remarks[0]
+
+
+def test_models_that_were_not_trained_for_it_say_so(multilingual: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert multilingual.remarks(request(translate=True, language="de")) == ()
+    for name, options, remark in [
+        ("turbo", {"translate": True}, "wasn't trained to translate"),
+        ("distil-large-v3", {"translate": True}, "wasn't trained to translate"),
+        ("distil-large-v3", {"language": "de"}, "trained on English only: de may come out wrong"),
+    ]:
+        monkeypatch.setattr(multilingual, "_files", ModelFiles(name, Path()))
+        assert remark in multilingual.remarks(request(**options))[0]
+
+
 def test_a_token_that_the_model_lacks_is_refused(english: Engine) -> None:
     english.check(request(suppress_tokens=[50_363, 51_863]))  # timestamps are tokens too
     with pytest.raises(BadInput, match="tokens up to"):
@@ -360,7 +465,7 @@ def test_pieces_without_a_language_do_not_wait_for_a_first_that_failed(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(multilingual._whisper, "transcribe", fail)
+    monkeypatch.setattr(multilingual, "languages", fail)
     with ThreadPoolExecutor(2) as pool:
         later, first = pool.submit(said_in, walk, 1), pool.submit(said_in, walk, 0)
         with pytest.raises(RuntimeError, match="no"):
@@ -463,3 +568,133 @@ def test_speech_is_translated(multilingual: Engine, recording: Callable[[str], R
     samples = samples_of(recording("es_asterisk_queue-youarenext_8k.wav").path)
     translation = transcribe(multilingual, samples, translate=True, language="es")
     assert "the next representative" in text_of(translation)
+
+
+def test_only_the_translation_is_made_when_it_alone_is_wanted(
+    multilingual: Engine, recording: Callable[[str], Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = samples_of(recording("es_asterisk_queue-youarenext_8k.wav").path)
+    tasks: list[str] = []
+    real = multilingual._whisper.transcribe
+
+    def noted(*args: Any, **options: Any) -> Any:
+        tasks.append(options["task"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(multilingual._whisper, "transcribe", noted)
+    walk = walk_through(multilingual, samples, request(task="translate"), Stop())
+    said = [part for index in range(len(walk)) for part in walk.piece(index)]
+    assert "the next representative" in words_of("".join(s.text for part in said for s in part.segments))
+    assert not any(part.translated for part in said)
+    assert tasks == ["translate"]
+    assert walk.language.result(0).code == "es"
+
+
+@pytest.fixture
+def mixed(recording: Callable[[str], Recording]) -> Any:
+    """German, English and Spanish speech of about 6 s each."""
+    names = ("de_kerstin_0726.webm", "en_asterisk_vm-invalid-password_8k.wav", "es_asterisk_queue-youarenext_8k.wav")
+    parts = [part for name in names for part in (samples_of(recording(name).path), silence(3))]
+    return np.concatenate(parts)
+
+
+def test_the_language_may_change_from_window_to_window(multilingual: Engine, mixed: Any) -> None:
+    transcript = transcribe(multilingual, mixed, 7, multilingual=True, word_timestamps=True)
+    assert [segment.language for segment in transcript.segments][:1] == ["de"]
+    assert list(dict.fromkeys(segment.language for segment in transcript.segments)) == ["de", "en", "es"]
+    text = text_of(transcript)
+    assert "algorithmus" in text
+    assert "password" in text
+    assert "llamada" in text
+
+
+def test_without_multilingual_segments_name_no_language(multilingual: Engine) -> None:
+    assert transcribe(multilingual, speech()).segments[0].language is None
+
+
+def test_only_the_languages_allowed_are_detected(multilingual: Engine) -> None:
+    language = transcribe(multilingual, speech(), languages=["german", "nl"]).language
+    assert language is not None
+    assert language.code in ("de", "nl")
+    assert sum(probability for _, probability in language.likely) == pytest.approx(1)
+    assert len(language.likely) == 2
+
+
+def sounding(*windows: dict[str, float]) -> Any:
+    """Stands in for what the engine hears of a piece: one answer after the other."""
+    heard = [[(f"<|{code}|>", probability) for code, probability in window.items()] for window in windows]
+    return lambda _speech: heard.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected", "asked"),
+    [
+        ([{"de": 0.8, "nl": 0.2}, {"nl": 1.0}], ("de", 0.8), 1),
+        ([{"de": 0.6, "nl": 0.4}, {"nl": 0.9, "de": 0.1}, {"nl": 0.9, "de": 0.1}], ("nl", 11 / 15), 3),
+        ([{"de": 0.5, "nl": 0.4}] * 9, ("de", 0.5), 4),
+    ],
+)
+def test_a_language_in_doubt_is_looked_for_in_other_windows(
+    windows: list[dict[str, float]],
+    expected: tuple[str, float],
+    asked: int,
+    multilingual: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces = [0]
+    walk = walk_through(multilingual, np.tile(speech(), 12), request(), Stop(), piece_s=5)
+    assert len(walk) > 4
+    hear = sounding(*windows)
+
+    def heard(speech: Any) -> Any:
+        pieces[0] += 1
+        return hear(speech)
+
+    monkeypatch.setattr(multilingual, "languages", heard)
+    language = walk.detect()
+    assert language is not None
+    assert (language.code, pytest.approx(language.probability)) == expected
+    assert pieces[0] == asked
+
+
+def test_a_window_in_doubt_has_the_language_of_the_one_before() -> None:
+    ear = _Ear("en", None)
+    said = [ear.choose([("<|de|>", p), ("<|en|>", 1 - p)])[0][0] for p in (0.45, 0.55)]
+    unsure = ear.choose([("<|cy|>", 0.4), ("<|en|>", 0.3), ("<|de|>", 0.3)])[0][0]
+    assert [*said, unsure] == ["<|en|>", "<|de|>", "<|de|>"]
+
+
+def test_a_language_is_detected_without_any_text(multilingual: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multilingual._whisper, "transcribe", None)
+    walk = walk_through(multilingual, speech(), request(task="detect_language"), Stop())
+    language = walk.detect()
+    assert language is not None
+    assert language.code == "en"
+    assert walk_through(multilingual, silence(3), request(task="detect_language"), Stop()).detect() is None
+
+
+def test_channels_are_transcribed_apart_and_share_one_language(
+    multilingual: Engine, recording: Callable[[str], Recording]
+) -> None:
+    caller = np.concatenate([speech(), silence(8)])
+    other = samples_of(recording("en_librispeech_61-70968-0000.flac").path)
+    agent = np.concatenate([silence(5), other])
+    agent = np.pad(agent, (0, max(len(caller) - len(agent), 0)))[: len(caller)]
+    asked = request(channels="split", word_timestamps=True)
+    walk = multilingual.walk([track(agent, asked, channel=0), track(caller, asked, channel=1)], asked, Stop())
+    done = Growing(len(caller) / RATE, chain.from_iterable(map(walk.piece, range(len(walk)))), channels=(0, 1))
+    done.end()
+    first, second = done.transcript.segments[0], done.transcript.segments[-1]
+    assert (first.channel, words_of(first.text)) == (1, CLIP_WORDS)
+    assert second.channel == 0
+    assert "wizard" in second.text
+    assert second.start > 4.5
+    assert done.language is not None
+    assert done.language.code == "en"
+
+
+def test_a_channel_without_speech_does_not_hold_up_the_others(english: Engine) -> None:
+    asked = request(channels="split")
+    walk = english.walk([track(silence(5), asked, channel=0), track(speech(), asked, channel=1)], asked, Stop())
+    assert len(walk) == 1
+    assert {part.channel for part in walk.piece(0)} == {1}

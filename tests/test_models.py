@@ -173,7 +173,7 @@ def test_a_callers_name_is_never_taken_for_a_folder(name: str, tmp_path: Path, m
 
 @pytest.mark.parametrize("models", ["huge", "base,huge", "/no/such/folder", "../x", "base,,tiny", "base,", ","])
 def test_a_list_with_an_entry_that_is_no_model_ends_the_start(models: str) -> None:
-    with pytest.raises(SettingsError, match="^MODELS[=:]") as caught:
+    with pytest.raises(SettingsError, match=r"^MODELS[=:]") as caught:
         catalog(MODELS=models)
     assert "\n" not in str(caught.value)
 

@@ -391,9 +391,7 @@ class Request(_Object):
         None,
         description="Text before the first window, for names and style; with `hotwords`, `prefix` at most 223 tokens",
     )
-    prefix: Prompt | None = Field(
-        None, description="How the first window's text begins; it isn't repeated in the output"
-    )
+    prefix: Prompt | None = Field(None, description="Text that the first window's begins with, whatever is said there")
     hotwords: Prompt | None = Field(None, description="Words and names to listen for, shown before each window")
     condition_on_previous_text: bool = Field(False, description="Show each window the text of those before it")
     temperature_increment_on_fallback: Annotated[float, Field(ge=0, le=1), AfterValidator(_fallback_step)] = Field(

@@ -184,11 +184,12 @@ class SharedModel:
     @contextmanager
     def called_for(self, caller: Caller) -> Iterator[None]:
         """Calls of this thread, inside the `with`, are for this caller."""
+        before = getattr(self._threads, "caller", None)
         self._threads.caller = caller
         try:
             yield
         finally:
-            del self._threads.caller
+            self._threads.caller = before
 
     @property
     def longest_call_s(self) -> float:
