@@ -180,6 +180,13 @@ def test_of_several_pauses_the_longest_is_chosen() -> None:
     assert cuts(cut(heard, 30, keep_silence=False)) == [606 * FRAME]
 
 
+def test_what_is_a_pause_is_for_the_detectors_options_to_say() -> None:
+    probabilities = np.full(40 * RATE // FRAME, 0.98, np.float32)
+    probabilities[500:510] = 0.6
+    heard = Heard(silence(40), probabilities, (Span(0, 40 * RATE),), silent=0.7)
+    assert cuts(cut(heard, 30, keep_silence=False)) == [505 * FRAME]
+
+
 def test_of_several_long_pauses_the_last_is_chosen_shortly_before_its_end() -> None:
     probabilities = np.full(40 * RATE // FRAME, 0.98, np.float32)
     probabilities[450:520] = probabilities[600:650] = 0.1

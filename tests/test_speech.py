@@ -11,8 +11,29 @@ from faster_whisper.vad import VadOptions, get_speech_timestamps, get_vad_model
 from media import RATE, noise, silence, speech
 
 from whisper_worker.audio import Samples, decode
+from whisper_worker.request import VadParameters
 from whisper_worker.speech import FRAME, Heard, Span, Speech, find_spans, listen
 from whisper_worker.stop import Stop, Stopped
+
+
+DEFAULTS = VadParameters()
+OPTIONS = {
+    "defaults": DEFAULTS,
+    "deaf": VadParameters(threshold=0.9),
+    "keen": VadParameters(threshold=0.1),
+    "hardly any speech ends": VadParameters(neg_threshold=0.02),
+    "speech ends where it began": VadParameters(threshold=0.5, neg_threshold=0.5),
+    "no short speech": VadParameters(min_speech_duration_ms=900, min_silence_duration_ms=100),
+    "short pauses": VadParameters(min_silence_duration_ms=100),
+    "any pause": VadParameters(min_silence_duration_ms=0, speech_pad_ms=0),
+    "pauses shorter than what belongs to speech": VadParameters(min_silence_duration_ms=200, speech_pad_ms=1000),
+    "a pause just as long": VadParameters(min_silence_duration_ms=64, speech_pad_ms=32),
+    "bare speech": VadParameters(speech_pad_ms=0),
+    "odd figures": VadParameters(
+        threshold=0.33, min_speech_duration_ms=33, min_silence_duration_ms=77, speech_pad_ms=13
+    ),
+}
+any_options = pytest.mark.parametrize("vad", OPTIONS.values(), ids=OPTIONS.keys())
 
 
 def segment(start: float, end: float, *words: tuple[float, float]) -> fw.Segment:
@@ -20,18 +41,19 @@ def segment(start: float, end: float, *words: tuple[float, float]) -> fw.Segment
     return fw.Segment(1, 0, start, end, " text", [], -0.1, 1.0, 0.0, spoken or None, 0.0)
 
 
-def heard(samples: Samples) -> Heard:
-    return listen(samples, Stop())
+def heard(samples: Samples, vad: VadParameters = DEFAULTS) -> Heard:
+    return listen(samples, Stop(), vad)
 
 
-def by_the_library(samples: Samples) -> tuple[Span, ...]:
+def by_the_library(samples: Samples, vad: VadParameters = DEFAULTS) -> tuple[Span, ...]:
     """What faster-whisper makes of the same, with quiet recordings raised."""
     loud = float(np.percentile(np.abs(samples), 99.9))
-    return library_spans(samples * np.float32(min(max(0.5 / loud, 1), 1000) if loud else 1))
+    return library_spans(samples * np.float32(min(max(0.5 / loud, 1), 1000) if loud else 1), vad)
 
 
-def library_spans(samples: Samples) -> tuple[Span, ...]:
-    return tuple(Span(**chunk) for chunk in get_speech_timestamps(samples, VadOptions()))
+def library_spans(samples: Samples, vad: VadParameters = DEFAULTS) -> tuple[Span, ...]:
+    given = vad.model_dump(exclude={"max_speech_duration_s"})
+    return tuple(Span(**chunk) for chunk in get_speech_timestamps(samples, VadOptions(**given)))
 
 
 TWO_STRETCHES = [{"start": 1 * RATE, "end": 11 * RATE}, {"start": 60 * RATE, "end": 70 * RATE}]
@@ -117,14 +139,25 @@ def test_spans_in_recordings_are_those_of_the_library(name: str, recording: Call
     assert heard(samples).spans == by_the_library(samples)
 
 
+@any_options
+def test_spans_by_other_options_are_those_of_the_library(vad: VadParameters) -> None:
+    parts = [silence(3), speech(), silence(1.5), speech(), noise(0.7, 0.01), speech(), silence(5), speech(), silence(1)]
+    samples = np.concatenate(parts)[:-3]
+    assert heard(samples, vad).spans == by_the_library(samples, vad)
+    assert heard(samples, vad).silent == vad.silent
+
+
+@any_options
 @pytest.mark.parametrize("seed", range(40))
-def test_spans_of_any_probabilities_are_those_of_the_library(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_of_any_probabilities_are_those_of_the_library(
+    seed: int, vad: VadParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = np.random.default_rng(seed)
-    levels, repeats = random.choice([0.1, 0.3, 0.34, 0.4, 0.49, 0.5, 0.9], 60), random.integers(1, 60, 60)
+    levels, repeats = random.choice([0.01, 0.1, 0.3, 0.34, 0.4, 0.49, 0.5, 0.9], 60), random.integers(1, 60, 60)
     probabilities = np.repeat(levels, repeats).astype(np.float32)
     length = len(probabilities) * FRAME - int(random.integers(1, FRAME))
     monkeypatch.setattr("faster_whisper.vad.get_vad_model", lambda: lambda _: probabilities)
-    assert find_spans(probabilities, length) == library_spans(np.zeros(length, np.float32))
+    assert find_spans(probabilities, length, vad) == library_spans(np.zeros(length, np.float32), vad)
 
 
 @pytest.mark.parametrize("seconds", [0, 0.01, 0.032, 8.192, 8.2, 20])

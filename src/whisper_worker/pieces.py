@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from whisper_worker.audio import SAMPLE_RATE, Samples
-from whisper_worker.speech import FRAME, SILENT, Heard, Probabilities, Span, Speech
+from whisper_worker.speech import FRAME, Heard, Span, Speech
 
 MIN_REST = SAMPLE_RATE  # samples; a seam is no place to cut when less than this is left behind it
 LONG_PAUSE = SAMPLE_RATE * 3 // 5 // FRAME  # frames; a sentence ends there: a longer one is no better place to cut
@@ -67,7 +67,7 @@ def cut(heard: Heard, max_s: float, *, keep_silence: bool) -> list[Piece]:
     longest = int(max_s * SAMPLE_RATE)
     cuts = [0]
     while line.length - cuts[-1] > longest:
-        cuts.append(_next_cut(line, heard.probabilities, cuts[-1], longest))
+        cuts.append(_next_cut(line, heard, cuts[-1], longest))
     if line.length:
         cuts.append(line.length)
     return [Piece(index, line.between(*ends)) for index, ends in enumerate(pairwise(cuts))]
@@ -77,7 +77,7 @@ def _everything(samples: Samples) -> tuple[Span, ...]:
     return (Span(0, len(samples)),) if len(samples) else ()
 
 
-def _next_cut(line: "_Line", probabilities: Probabilities, begin: int, longest: int) -> int:
+def _next_cut(line: "_Line", heard: Heard, begin: int, longest: int) -> int:
     """Where the piece that begins at sample `begin` of the line ends.
 
     A seam is best. Without one, a pause in the second half of what is allowed, and of two thirds of what is left:
@@ -90,18 +90,18 @@ def _next_cut(line: "_Line", probabilities: Probabilities, begin: int, longest: 
     if seam >= begin + earliest:
         return seam
     shift = line.shift(begin + earliest)
-    return _pause(probabilities, begin + earliest + shift, begin + latest + shift) - shift
+    return _pause(heard, begin + earliest + shift, begin + latest + shift) - shift
 
 
-def _pause(probabilities: Probabilities, begin: int, end: int) -> int:
+def _pause(heard: Heard, begin: int, end: int) -> int:
     """The sample from `begin` to `end` of the recording at which a cut does least harm.
 
     The middle of the longest pause, or shortly before speech goes on after the last of several long ones. When nobody
     pauses, where speech is least certain: the mean of three frames finds gaps between words better than one, or ten.
     """
     first = begin // FRAME
-    frames = probabilities[first : end // FRAME + 1]
-    pauses = np.flatnonzero(np.diff(frames < SILENT, prepend=False, append=False)).reshape(-1, 2).tolist()
+    frames = heard.probabilities[first : end // FRAME + 1]
+    pauses = np.flatnonzero(np.diff(frames < heard.silent, prepend=False, append=False)).reshape(-1, 2).tolist()
     if pauses:
         length, resumes = max((min(after - start, LONG_PAUSE), after) for start, after in pauses)
         place = resumes - length / 2

@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from whisper_worker.audio import SAMPLE_RATE, Samples
+from whisper_worker.request import VadParameters
 from whisper_worker.stop import Stop
 
 # onnxruntime, which runs the detector, reports its use to its maker over the network unless told not to before it is
@@ -24,9 +25,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 FRAME = 512  # samples for which the detector gives one probability of speech: 32 ms
 LOOK_BACK = 64  # samples before a frame that it sees too
 BLOCK = 256  # frames in one run of it: 8 s, some MB. More take memory and save no time
-SPOKEN, SILENT = 0.5, 0.35  # probabilities from which speech begins, below which it may end; between, it goes on
-MIN_SILENCE = 2 * SAMPLE_RATE  # samples; a shorter pause is part of the speech
-PADDING = SAMPLE_RATE * 2 // 5  # samples around speech that belong to it
+DEFAULTS = VadParameters()
 
 MIN_S = 0.1  # less than this isn't speech: the model invents text for it, and word alignment once crashed on it
 SNAP_S = 0.5  # a segment that reaches so little into the next stretch of speech belongs to its own
@@ -53,12 +52,14 @@ class Heard:
     """A recording and where speech is in it.
 
     `samples`: the recording itself, float32, shape (n,). `probabilities`: that of speech for each `FRAME` of it, the
-    last padded; float32, shape (ceil(n / FRAME),). `spans`: the stretches of speech in order, apart from each other.
+    last padded; float32, shape (ceil(n / FRAME),). `spans`: the stretches of speech in order; they may touch, and don't
+    overlap. `silent`: the probability below which a frame is taken for silence.
     """
 
     samples: Samples
     probabilities: Probabilities
     spans: tuple[Span, ...]
+    silent: float = DEFAULTS.silent
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Speech:
         return iter(fw.restore_speech_timestamps((_snap(s, seams) for s in inside), self.chunks, SAMPLE_RATE))
 
 
-def listen(samples: Samples, stop: Stop) -> Heard:
+def listen(samples: Samples, stop: Stop, vad: VadParameters = DEFAULTS) -> Heard:
     """Run the detector over a recording, block by block; `stop` is read before each. Raises Stopped.
 
     Takes a few MB beside `samples`, however long they are.
@@ -109,29 +110,45 @@ def listen(samples: Samples, stop: Stop) -> Heard:
         last = min(first + BLOCK, len(probabilities))
         frames = _frames(samples, first, last) * gain
         probabilities[first:last], hidden, cell = detect(None, {"input": frames, "h": hidden, "c": cell})
-    return Heard(samples, probabilities, find_spans(probabilities, len(samples)))
+    return Heard(samples, probabilities, find_spans(probabilities, len(samples), vad), vad.silent)
 
 
-def find_spans(probabilities: Probabilities, length: int) -> tuple[Span, ...]:
-    """The stretches of speech in a recording of `length` samples, as faster-whisper's default options have it."""
-    return tuple(
-        Span(max(start * FRAME - PADDING, 0), min(end * FRAME + PADDING, length))
-        for start, end in _turns(probabilities)
-    )
+def find_spans(probabilities: Probabilities, length: int, vad: VadParameters = DEFAULTS) -> tuple[Span, ...]:
+    """The stretches of speech in a recording of `length` samples, as faster-whisper has it.
+
+    `max_speech_duration_s` isn't read: how long speech is cut, `pieces` decides.
+    """
+    turns = ((start * FRAME, min(end * FRAME, length)) for start, end in _turns(probabilities, vad))
+    shortest = _samples(vad.min_speech_duration_ms)
+    return tuple(_padded([(start, end) for start, end in turns if end - start > shortest], length, vad))
 
 
-def _turns(probabilities: Probabilities) -> Iterator[tuple[int, int]]:
+def _turns(probabilities: Probabilities, vad: VadParameters) -> Iterator[tuple[int, int]]:
     """Of each stretch of speech its first frame, and the frame at which the long pause behind it begins."""
-    spoken = [*np.flatnonzero(probabilities >= SPOKEN).tolist(), len(probabilities)]
+    pause = _samples(vad.min_silence_duration_ms)
+    spoken = [*np.flatnonzero(probabilities >= vad.threshold).tolist(), len(probabilities)]
     start = spoken[0]
     for here, there in pairwise(spoken):
-        if (there - here) * FRAME > MIN_SILENCE:
-            silent = here + np.flatnonzero(probabilities[here:there] < SILENT)
-            if len(silent) and (silent[-1] - silent[0]) * FRAME >= MIN_SILENCE:
+        if there - here > 1 and (there - here) * FRAME > pause:
+            silent = here + np.flatnonzero(probabilities[here:there] < vad.silent)
+            if len(silent) and (silent[-1] - silent[0]) * FRAME >= pause:
                 yield start, int(silent[0])
                 start = there
     if start < len(probabilities):
         yield start, len(probabilities)
+
+
+def _padded(turns: list[tuple[int, int]], length: int, vad: VadParameters) -> Iterator[Span]:
+    """With what belongs to them around them; where there isn't enough for two of them, each gets half."""
+    padding = _samples(vad.speech_pad_ms)
+    gaps = [there - here for (_, here), (there, _) in pairwise(turns)]
+    shares = [gap // 2 if gap < 2 * padding else padding for gap in gaps]
+    for (start, end), before, behind in zip(turns, [padding, *shares], [*shares, padding], strict=False):
+        yield Span(max(start - before, 0), min(end + behind, length))
+
+
+def _samples(milliseconds: int) -> int:
+    return milliseconds * SAMPLE_RATE // 1000
 
 
 def _frames(samples: Samples, first: int, last: int) -> Samples:
