@@ -21,7 +21,7 @@ from benchmarks.turns import progress
 from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.engine import Engine
 from whisper_worker.models import find
-from whisper_worker.pieces import whole
+from whisper_worker.pieces import Track, whole
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, Threads, available_cores
 from whisper_worker.stop import Stop
@@ -118,10 +118,10 @@ class _CountingEngine(Engine):
 
 
 def _heard(engine: Engine, clip: Clip, samples: Samples) -> Heard:
-    walk = engine.walk(whole(samples), samples, Request(), Stop())
+    walk = engine.walk([Track(samples, tuple(whole(samples)))], Request(), Stop())
     heard = Growing(len(samples) / SAMPLE_RATE, walk.piece(0)).transcript
     text = wer.normalise("".join(segment.text for segment in heard.segments), clip.language)
-    language = heard.language or ""
+    language = heard.language.code if heard.language else ""
     return Heard(clip, text, language, *wer.errors(text, wer.normalise(clip.text, clip.language)))
 
 

@@ -20,7 +20,7 @@ from benchmarks.turns import take_turns
 from whisper_worker.audio import SAMPLE_RATE
 from whisper_worker.engine import Engine
 from whisper_worker.models import find
-from whisper_worker.pieces import cut
+from whisper_worker.pieces import Track, cut
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, Threads, available_cores
 from whisper_worker.speech import listen
@@ -95,9 +95,9 @@ def _pieces(loaded: Model, recording: corpus.LongRecording, longest_s: float, op
     def transcribe() -> str:
         stop = Stop()
         pieces = cut(listen(recording.samples, stop), longest_s, keep_silence=False)
-        walk = engine.walk(pieces, recording.samples, Request(), stop)
+        walk = engine.walk([Track(recording.samples, tuple(pieces))], Request(), stop)
         with ThreadPoolExecutor(threads.inter * threads.batch + 1) as pool:
-            said = pool.map(lambda index: list(walk.piece(index)), range(len(pieces)))
+            said = pool.map(lambda index: list(walk.piece(index)), range(len(walk)))
             heard = Growing(duration, chain.from_iterable(said)).transcript
         return "".join(segment.text for segment in heard.segments)
 

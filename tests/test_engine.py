@@ -362,7 +362,7 @@ def test_all_that_is_shown_before_the_text_is_counted_together(english: Engine) 
 
 
 def test_new_tokens_that_have_no_room_behind_hotwords_and_the_text_before_are_refused(english: Engine) -> None:
-    conditioned = {"hotwords": "word " * 100, "condition_on_previous_text": True}
+    conditioned: dict[str, Any] = {"hotwords": "word " * 100, "condition_on_previous_text": True}
     english.check(request(max_new_tokens=121, **conditioned))
     with pytest.raises(BadInput, match=r"^max_new_tokens: .* 100 tokens of hotwords, at most 121"):
         english.check(request(max_new_tokens=122, **conditioned))
@@ -653,7 +653,8 @@ def test_a_language_in_doubt_is_looked_for_in_other_windows(
     monkeypatch.setattr(multilingual, "languages", heard)
     language = walk.detect()
     assert language is not None
-    assert (language.code, pytest.approx(language.probability)) == expected
+    assert language.code == expected[0]
+    assert language.probability == pytest.approx(expected[1])
     assert pieces[0] == asked
 
 

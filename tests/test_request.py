@@ -1,6 +1,5 @@
 """What a caller may send, and what they read when they may not."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from faster_whisper.tokenizer import _LANGUAGE_CODES
 from whisper_worker import request
 from whisper_worker.errors import BadInput
 from whisper_worker.languages import LANGUAGES
-from whisper_worker.request import InputRules, Request, markdown_table, parse_request
+from whisper_worker.request import InputRules, Request, parse_request
 
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
 URL = "https://example.org/a.mp3"
@@ -46,16 +45,6 @@ def test_the_official_workers_own_test_input_is_accepted_as_it_is() -> None:
     request = parse_request(OFFICIAL, RULES)
     assert request.transcription == "plain_text"
     assert request.suppress_tokens == [-1]
-
-
-def test_all_fields_of_the_official_worker_exist() -> None:
-    others = {"audio_base64", "translation", "language", "patience", "length_penalty", "initial_prompt"}
-    ours = {"timeout_s"}
-    assert set(OFFICIAL) | others | {"enable_vad", "word_timestamps"} | ours == set(Request.model_fields)
-
-
-def test_the_readme_explains_each_field_as_the_code_does() -> None:
-    assert markdown_table() in (Path(__file__).parent.parent / "README.md").read_text()
 
 
 def test_null_counts_as_absent() -> None:

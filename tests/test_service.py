@@ -25,6 +25,7 @@ def test_a_reply_has_the_official_fields_and_ours() -> None:
     assert {key: value for key, value in output.items() if key not in ("segments", "timings")} == {
         "detected_language": "de",
         "language_probability": 0.9,
+        "language_probabilities": {"de": 0.9},
         "transcription": "Hello.",
         "translation": None,
         "device": "cpu",
@@ -47,7 +48,7 @@ def test_a_reply_has_the_official_fields_and_ours() -> None:
             "no_speech_prob": 0.01,
         }
     ]
-    assert set(output["timings"]) == {"download", "decode", "queue", "inference", "total"}
+    assert set(output["timings"]) == {"download", "decode", "queue", "inference", "upload", "total"}
     assert output["timings"]["total"] >= output["timings"]["decode"] > 0
 
 

@@ -1,14 +1,13 @@
-"""A media file → mono samples at 16 kHz, with limits, and nothing else: no other file or address is ever opened.
+"""A media file, or a part of it → samples at 16 kHz, with limits.
 
 The decoding is our own, packet by packet: faster-whisper's `decode_audio` drops the rest of a file after one damaged
-frame, follows playlists, and knows no limit. FFmpeg comes with PyAV: no ffmpeg program is needed. Runs on the media
-pool.
+frame, follows playlists, and knows no limit. How files are opened is known to `containers`, what is kept of their
+channels to `channels`. Runs on the media pool.
 """
 
-import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, NoReturn
+from typing import IO, Literal
 
 import av
 import numpy as np
@@ -20,291 +19,360 @@ from av.container.input import InputContainer
 from av.packet import Packet
 from numpy.typing import NDArray
 
-from whisper_worker.errors import NoAudioStream, NotAudio, TooLong
+from whisper_worker import containers
+from whisper_worker.channels import Kept, Mix, One, Split
+from whisper_worker.errors import BadInput, NotAudio
 from whisper_worker.stop import Stop
 
 SAMPLE_RATE = 16_000
 Samples = NDArray[np.float32]
 
-# Audio and video containers, by FFmpeg's demuxer names. Not here: playlists and descriptions that name other files
-# (hls, dash, concat, sdp, image2, …), subtitles, pictures, and raw samples that any bytes would pass for.
-CONTAINERS = (
-    "3dostr,aac,aax,ac3,ac4,act,aea,aiff,amr,amrnb,amrwb,ape,asf,ast,au,avi,caf,dsf,dss,dts,dtshd,dv,eac3,flac,flv,"
-    "g722,g729,gsm,iff,ircam,ivf,kux,live_flv,loas,lvf,lxf,matroska,mlp,mov,mp3,mpc,mpc8,mpeg,mpegts,mxf,nistsphere,nsv,"
-    "nut,ogg,oma,osq,pva,qcp,qoa,rm,shn,smjpeg,sol,sox,spdif,tak,truehd,tta,ty,voc,vqf,w64,wav,wsd,wtv,wv,xwma"
-)
-# Formats without any header, which content can't tell. Only the name a caller gave says what they are.
-HEADERLESS = {"g722": "g722", "722": "g722"}
-
-# First bytes of what people send instead of audio. FFmpeg calls most of them "invalid data", finds the MP3 in a ZIP.
-LOOKS_LIKE = (
-    (b"PK\x03\x04", "a ZIP archive"),
-    (b"\x1f\x8b", "a gzip archive"),
-    (b"7z\xbc\xaf", "a 7z archive"),
-    (b"Rar!", "a RAR archive"),
-    (b"%PDF", "a PDF document"),
-    (b"\xff\xd8\xff", "a JPEG picture"),
-    (b"\x89PNG", "a PNG picture"),
-    (b"GIF8", "a GIF picture"),
-    (b"#EXTM3U", "a playlist"),
-    (b"ffconcat", "a playlist"),
-    (b"<!doctype html", "an HTML page"),
-    (b"<html", "an HTML page"),
-    (b"<?xml", "an XML document"),
-)
-
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; outside, a small file becomes huge, and it's no recording
 GROUP_S = 1.0  # seconds resampled at once: a call for each packet would cost more than the decoding
 MAX_BROKEN_READS = 1_000  # in a row, before a container counts as ended
-CANCELLED = 0.1  # a mix this much quieter (amplitude) than its loudest channel has cancelled itself out
 SHORT_BY_S, SHORT_BY_SHARE = 0.3, 0.005  # missing seconds worth a warning; containers often announce a little more
-HIDDEN_SHARE = 0.5  # share of an uncompressed file that its header doesn't account for, worth a warning
-MIN_HIDDEN_BYTES = 10_000  # tags are no audio
-MAX_OGG_PAGE = 65_307  # bytes
+
+RUN_UP_S = 1.0  # seconds decoded before a part: codecs need up to 0.5 (MP3's bit reservoir), and HE-AAC its headers
+MIN_RUN_UP_S = 0.25  # of them; Opus needs 0.08
+GAP_S = 0.1  # seconds by which timestamps must leap ahead to mean that sound is missing there
+LEAP_S = 1.0  # seconds by which they must leap back to mean that another recording begins
+MAX_GAP_S = 10.0  # seconds; a longer gap is believed only within the length that the file announces
+SPARSE = ("matroska,webm", "mov,mp4,m4a,3gp,3g2,mj2")  # formats in which gaps are nothing wrong: nobody spoke
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of a file is wanted.
+
+    `stream`: which of its audio streams, from 0, or None for the default one. `channels`: their mix, each on its own,
+    or the one with a number, from 0. `start` and `end`: seconds from that stream's first sample; no end is the file's.
+    """
+
+    stream: int | None = None
+    channels: Literal["mix", "split"] | int = "mix"
+    start: float = 0.0
+    end: float | None = None
 
 
 @dataclass(frozen=True)
 class Audio:
-    """`samples`: float32, shape (n,), 16 kHz mono, finite, within -1 and 1. `warnings`: sentences for the caller."""
+    """A part of a file, decoded.
 
-    samples: Samples
+    `channels`: one array, or with "split" one for each channel, float32, all of one shape (n,), 16 kHz, finite, within
+    -1 and 1. `warnings`: sentences for the caller. `offset`: the part's start, in seconds of the file.
+    `reaches_end`: the file has no audio behind this part.
+    """
+
+    channels: tuple[Samples, ...]
     warnings: tuple[str, ...] = ()
+    offset: float = 0.0
+    reaches_end: bool = True
+
+    @property
+    def samples(self) -> Samples:
+        """The only channel, or the first."""
+        return self.channels[0]
 
     @property
     def duration(self) -> float:
-        """Seconds."""
+        """Seconds, of one channel."""
         return len(self.samples) / SAMPLE_RATE
 
 
-def decode(file: IO[bytes], stop: Stop, *, max_seconds: float, extension: str = "") -> Audio:
-    """Decode the default audio stream of `file` (seekable; read only, and not closed).
+WHOLE = Part()
 
-    `extension` is that of the caller's name for it, in lower case without the dot; only formats without a header need
-    it. Raises NotAudio, NoAudioStream, TooLong (while decoding: a small file may hold days) or Stopped.
+
+def decode(file: IO[bytes], stop: Stop, *, max_seconds: float, extension: str = "", part: Part = WHOLE) -> Audio:
+    """Decode a part of `file` (seekable; read only, and not closed), and as little else as possible.
+
+    Times count from the stream's first sample, as players do, with gaps in the sound as silence. `extension` is that of
+    the caller's name for the file, in lower case without the dot; only formats without a header need it.
+
+    Raises NotAudio, NoAudioStream, BadInput (for a stream, channel or start that isn't there), Stopped, or TooLong:
+    while decoding, as a small file may hold days. `max_seconds` is for the part, with "split" for all its channels.
     """
-    mixed = _decode(file, stop, extension, _Decoded(max_seconds))
-    if mixed.loudest_if_cancelled is None:
-        return mixed.audio()
-    # The channels are each other's opposite (one was wired the wrong way round): take one of them.
-    single = _decode(file, stop, extension, _Decoded(max_seconds, channel=mixed.loudest_if_cancelled))
-    return single.audio(f"the channels cancel each other out when mixed: only channel {single.channel} was used")
+    kept, reading = _read(file, stop, extension, part, max_seconds)
+    tracks, warnings = kept.tracks(), [*kept.warnings(), *reading.warnings()]
+    if isinstance(kept, Mix) and (channel := kept.loudest_if_cancelled) is not None:
+        # The channels are each other's opposite (one was wired the wrong way round): take one of them.
+        del tracks, kept
+        alone = Part(part.stream, channel, part.start, part.end)
+        kept, _ = _read(file, stop, extension, alone, max_seconds)
+        tracks = kept.tracks()
+        warnings.insert(0, f"the channels cancel each other out when mixed: only channel {channel} was used")
+    return Audio(tracks, tuple(warnings), part.start, reading.reached_end)
 
 
-class _Decoded:
-    """What one walk over the packets gathers."""
-
-    def __init__(self, max_seconds: float, channel: int | None = None) -> None:
-        self.max_seconds = max_seconds
-        self.channel = channel
-        self._kept: Samples = np.empty(0, np.float32)
-        self.samples = 0
-        self.damaged = 0
-        self.expected_s: float | None = None
-        self.hidden_bytes = 0
-        self.ends_early = False
-        self._mix_energy = 0.0
-        self._channel_energy = np.zeros(0)
-
-    def add(self, block: Samples) -> None:
-        """Mix a block of shape (channels, n) to mono and keep it. Raises TooLong once there is more than allowed."""
-        block = np.nan_to_num(block, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-        if self.channel is None:
-            mono = block[0] if len(block) == 1 else block.mean(axis=0, dtype=np.float64).astype(np.float32)
-            self._measure(block, mono)
-        else:
-            mono = block[min(self.channel, len(block) - 1)]
-        start, self.samples = self.samples, self.samples + len(mono)
-        if self.samples > self.max_seconds * SAMPLE_RATE:
-            raise TooLong(f"the audio is longer than the {self.max_seconds:g} s that are allowed")
-        if self.samples > len(self._kept):
-            self._resize(max(self.samples, len(self._kept) * 5 // 4))
-        self._kept[start : self.samples] = mono
-
-    def _resize(self, samples: int) -> None:
-        """In place: a list of blocks, joined in the end, takes twice the memory, and its pieces aren't given back."""
-        self._kept.resize(samples, refcheck=False)
-
-    def _measure(self, block: Samples, mono: Samples) -> None:
-        energy = np.einsum("cn,cn->c", block, block, dtype=np.float64)
-        if len(energy) > len(self._channel_energy):
-            self._channel_energy = np.pad(self._channel_energy, (0, len(energy) - len(self._channel_energy)))
-        self._channel_energy[: len(energy)] += energy
-        self._mix_energy += float(np.dot(mono.astype(np.float64), mono))
-
-    @property
-    def loudest_if_cancelled(self) -> int | None:
-        if len(self._channel_energy) != 2:  # of many channels one alone may speak: quiet, not cancelled
-            return None
-        loudest = int(self._channel_energy.argmax())
-        cancelled = self._mix_energy < CANCELLED**2 * self._channel_energy[loudest]
-        return loudest if cancelled else None
-
-    def audio(self, *warnings: str) -> Audio:
-        self._resize(self.samples)
-        return Audio(_within_range(self._kept), (*warnings, *self._warnings()))
-
-    def _warnings(self) -> Iterator[str]:
-        seconds = self.samples / SAMPLE_RATE
-        if self.damaged:
-            yield f"{self.damaged} damaged packets of audio were skipped"
-        if self.expected_s is not None and self.expected_s - seconds > max(
-            SHORT_BY_S, SHORT_BY_SHARE * self.expected_s
-        ):
-            announced = f"the file announces {self.expected_s:.1f} s of audio but holds {seconds:.1f} s"
-            yield f"{announced}: it is cut off or damaged"
-        if self.ends_early:
-            yield "the file ends without its end-of-stream mark: it may be cut off"
-        if self.hidden_bytes:
-            yield f"the file's header leaves out {self.hidden_bytes} bytes behind the audio, which may hold more of it"
-
-
-def _within_range(samples: Samples) -> Samples:
-    """Float files may hold any numbers: too loud ones are scaled down (a few outliers aside), the rest clipped."""
-    if not len(samples) or max(samples.max(), -samples.min()) <= 1.0:
-        return samples
-    loud = float(np.percentile(np.abs(samples), 99.9))
-    return np.asarray(np.clip(samples / max(loud, 1.0), -1.0, 1.0), np.float32)
-
-
-def _decode(file: IO[bytes], stop: Stop, extension: str, decoded: _Decoded) -> _Decoded:
-    with _open(file, extension) as container:
-        stream = _audio_stream(container)
-        resampler = _Resampler()
-        for packet in _packets(container, stream, decoded):
-            stop.check()
-            for frame in _frames(packet, stream, decoded):
-                _take(frame, resampler, decoded)
-        for block in resampler.flush():
-            decoded.add(block)
-        if decoded.damaged and not decoded.samples:
-            raise NotAudio("no audio could be decoded: the file is damaged")
-        decoded.expected_s = _expected_s(container, stream)
-        decoded.ends_early = container.format.name == "ogg" and not _has_last_ogg_page(file)
-        decoded.hidden_bytes = _hidden_bytes(file, container, stream, decoded.samples / SAMPLE_RATE)
-    return decoded
-
-
-def _take(frame: AudioFrame, resampler: "_Resampler", decoded: _Decoded) -> None:
-    """A stretch that can't be read is no reason to lose those before and after it."""
-    try:
-        for block in resampler.push(frame):
-            decoded.add(block)
-    except NotAudio:
-        if not decoded.samples:
-            raise
-        decoded.damaged += 1
-
-
-def _open(file: IO[bytes], extension: str) -> InputContainer:
-    file.seek(0)
-    head = file.read(64)
-    file.seek(0)
-    if not head:
-        raise NotAudio("the file is empty")
-    if what := _looks_like(head):
-        raise NotAudio(f"the file is {what}, not audio")
-    try:
-        return _open_as(file, None)
-    except av.FFmpegError as error:
-        if (headerless := HEADERLESS.get(extension)) is None:
-            raise _not_audio(file) from error
-    try:
-        return _open_as(file, headerless)
-    except av.FFmpegError as error:
-        raise _not_audio(file) from error
-
-
-def _looks_like(head: bytes) -> str | None:
-    """What the first bytes of a file show it to be, where that is known and no audio."""
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    for signature, what in LOOKS_LIKE:
-        if start.startswith(signature.lower()):
-            return what
-    return "JSON" if start.startswith(b"{") and _is_text(head) else None  # samples may begin with any one byte
-
-
-def _is_text(head: bytes) -> bool:
-    """Whether bytes, which may end within a letter, are UTF-8 that people write."""
-    if b"\0" in head:
-        return False
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _open_as(file: IO[bytes], demuxer: str | None) -> InputContainer:
-    file.seek(0)
-    return av.open(
-        _Nameless(file),
-        "r",
-        format=demuxer,
-        options={"format_whitelist": CONTAINERS, "protocol_whitelist": "none"},
-        metadata_errors="ignore",
-        io_open=_refuse_to_open,
-    )
-
-
-class _Nameless:
-    """The file without its name: FFmpeg guesses formats by extension, and puts names into its messages."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.read, self.seek, self.tell = file.read, file.seek, file.tell
-
-
-def _refuse_to_open(*_: object) -> NoReturn:
-    """FFmpeg asks this for each further file that a file names."""
-    raise PermissionError("a media file may not open another")
-
-
-def _not_audio(file: IO[bytes]) -> NotAudio:
-    """FFmpeg's own messages are left out: they hold paths, and say "invalid data" of everything."""
-    file.seek(0)
-    if _is_text(file.read(512)):
-        return NotAudio("the file is text, not audio")
-    return NotAudio("the file is no audio or video that can be read, or it is damaged at its start")
-
-
-def _audio_stream(container: InputContainer) -> AudioStream:
-    """The stream that the file marks as its default, else the first."""
-    streams = container.streams.audio
-    if not streams:
-        raise NoAudioStream("the file holds no audio stream")
-    marked = (s for s in streams if s.disposition & av.stream.Disposition.default)
-    stream = next(marked, streams[0])
-    if stream.codec_context is None:
-        raise NotAudio("the audio's codec is not known")
-    return stream
-
-
-def _packets(
-    container: InputContainer, stream: AudioStream, decoded: _Decoded
-) -> "Iterator[Packet[AudioStream] | None]":
-    """All packets, and the empty one at the end that flushes the decoder. A broken place is skipped and counted."""
-    broken = 0
-    while broken < MAX_BROKEN_READS:
+def _read(file: IO[bytes], stop: Stop, extension: str, part: Part, max_seconds: float) -> tuple[Kept, "_Reading"]:
+    """By the shortest way to the part's start that leads there."""
+    for way in _ways(file, stop, part):
+        kept = _kept(part, max_seconds)
         try:
-            for packet in container.demux(stream):
-                broken = 0
-                yield packet
-            return
-        except av.FFmpegError:  # raised by demux alone; it can be called again, but the generator is finished
-            broken += 1
-            decoded.damaged += 1
-        except IndexError:  # PyAV stumbles at the end over streams that came up midway (joined transport streams)
-            yield None
-            return
+            with containers.open_container(file, extension) as container:
+                stream = containers.audio_stream(container, part.stream)
+                reading = _Reading(container, stream, part, kept)
+                reading.read(file, stop, way)
+            return kept, reading
+        except _Lost:
+            continue
+    raise AssertionError("the last way can't be lost")
 
 
-def _frames(packet: "Packet[AudioStream] | None", stream: AudioStream, decoded: _Decoded) -> list[AudioFrame]:
-    """The frames in a packet, or what the decoder still holds."""
-    try:
-        frames = packet.decode() if packet else stream.codec_context.decode(None)
-    except av.FFmpegError:
-        decoded.damaged += 1
-        return []
-    return [frame for frame in frames if frame.samples]
+Way = Literal["jump", "walk", "decode"]
+"""To where a part starts: FFmpeg seeks, packets before are read but not decoded, or everything is decoded."""
+
+
+def _ways(file: IO[bytes], stop: Stop, part: Part) -> Iterator[Way]:
+    if part.start > 2 * RUN_UP_S:
+        if not (containers.is_ogg(file) and containers.is_chained(file, stop)):
+            yield "jump"
+        yield "walk"
+    yield "decode"
+
+
+class _Lost(Exception):
+    """This way doesn't lead to the part's start for certain."""
+
+
+def _kept(part: Part, max_seconds: float) -> Kept:
+    most = max_seconds * SAMPLE_RATE
+    if part.channels == "mix":
+        return Mix(most, max_seconds)
+    return Split(most, max_seconds) if part.channels == "split" else One(most, max_seconds, part.channels)
+
+
+class _Reading:
+    """One pass over a stream's packets, from where the way leads to the part's end."""
+
+    def __init__(self, container: InputContainer, stream: AudioStream, part: Part, kept: Kept) -> None:
+        self._container, self._stream, self._kept = container, stream, kept
+        self._start_s, self._end_s = part.start, part.end
+        self._first = round(part.start * SAMPLE_RATE)
+        self._last = None if part.end is None else round(part.end * SAMPLE_RATE)
+        self._has_times = containers.has_times(container, stream)
+        self._resampler = _Resampler()
+        self._begins: float | None = None  # the time of the stream's first sample
+        self._now = 0.0  # seconds from there to the end of the frames so far
+        self._position = 0  # samples from there to the end of those that are resampled
+        self._leaps = False  # whether the last frame was not where it should be
+        self._damaged = 0
+        self._damaged_s = 0.0
+        self._missing = 0  # samples
+        self._ended_early = False
+        self._hidden_bytes = 0
+        self._announced_s: float | None = None
+        self.reached_end = True
+
+    def read(self, file: IO[bytes], stop: Stop, way: Way) -> None:
+        packets = self._packets()
+        if way != "decode":
+            packets = self._approach(packets, stop, way)
+        for packet in packets:
+            stop.check()
+            if not all(self._take(frame) for frame in self._frames(packet)):
+                self.reached_end = False
+                break
+        for block in self._resampler.flush():
+            self._add(block)
+        if self._damaged and not self._position:
+            raise NotAudio("no audio could be decoded: the file is damaged")
+        if self._first and self._position <= self._first:
+            if way == "jump":  # joined files may go on, where FFmpeg's index doesn't
+                raise _Lost
+            raise _behind_end(self._position / SAMPLE_RATE)
+        if self.reached_end:
+            self._look_at_end(file)
+
+    def warnings(self) -> Iterator[str]:
+        if self._damaged:
+            packets, were = ("packet", "was") if self._damaged == 1 else ("packets", "were")
+            held = f" ({self._damaged_s:.2f} s)" if self._damaged_s else ""
+            yield f"{self._damaged} damaged {packets} of audio{held} {were} skipped"
+        if self._missing and (self._damaged or self._container.format.name not in SPARSE):
+            yield f"{self._missing / SAMPLE_RATE:.1f} s of audio are missing in between: there is silence instead"
+        seconds = self._position / SAMPLE_RATE
+        if self._announced_s is not None and self._announced_s - seconds > max(
+            SHORT_BY_S, SHORT_BY_SHARE * self._announced_s
+        ):
+            announced = f"the file announces {self._announced_s:.1f} s of audio but holds {seconds:.1f} s"
+            yield f"{announced}: it is cut off or damaged"
+        if self._ended_early:
+            yield "the file ends without its end-of-stream mark: it may be cut off"
+        if self._hidden_bytes:
+            yield f"the file's header leaves out {self._hidden_bytes} bytes behind the audio, which may hold more of it"
+
+    def _look_at_end(self, file: IO[bytes]) -> None:
+        container, stream = self._container, self._stream
+        self._announced_s = self._announced()
+        if container.format.name == "mp3" and stream.duration and containers.counts_its_frames(file):
+            self._announced_s = _seconds(stream.duration, stream)
+        self._ended_early = container.format.name == "ogg" and not containers.has_last_ogg_page(file)
+        self._hidden_bytes = containers.hidden_bytes(file, container, stream, self._position / SAMPLE_RATE)
+
+    def _announced(self) -> float | None:
+        return containers.announced_s(self._container, self._stream, self._begins or 0.0)
+
+    # --- packets
+
+    def _packets(self) -> "Iterator[Packet[AudioStream] | None]":
+        """All packets, and the empty one at the end that flushes the decoder. A broken place is skipped and counted."""
+        broken = 0
+        while broken < MAX_BROKEN_READS:
+            try:
+                for packet in self._container.demux(self._stream):
+                    broken = 0
+                    yield packet
+                return
+            except av.FFmpegError:  # raised by demux alone; it can be called again, but the generator is finished
+                broken += 1
+                self._count_damage(None)
+            except IndexError:  # PyAV stumbles at the end over streams that came up midway (joined transport streams)
+                yield None
+                return
+
+    def _frames(self, packet: "Packet[AudioStream] | None") -> list[AudioFrame]:
+        """The frames in a packet, or what the decoder still holds."""
+        try:
+            frames = packet.decode() if packet else self._stream.codec_context.decode(None)
+        except av.FFmpegError:
+            self._count_damage(packet)
+            return []
+        return [frame for frame in frames if frame.samples]
+
+    def _count_damage(self, packet: "Packet[AudioStream] | None") -> None:
+        if self._now < self._start_s:  # a decoder that begins in the middle may stumble; and nobody asked for it
+            return
+        self._damaged += 1
+        if packet and packet.duration:
+            self._damaged_s += _seconds(packet.duration, packet)
+
+    # --- the way to the start
+
+    def _approach(
+        self, packets: "Iterator[Packet[AudioStream] | None]", stop: Stop, way: Way
+    ) -> "Iterator[Packet[AudioStream] | None]":
+        """The packets from shortly before the part's start. Raises _Lost where timestamps don't lead there surely."""
+        if not self._has_times or (way == "jump" and not containers.is_indexed(self._container, self._stream)):
+            raise _Lost
+        self._begins = self._first_time(packets)
+        self._stream.codec_context.flush_buffers()
+        target = self._start_s - RUN_UP_S
+        if way == "jump":
+            try:
+                place = int((self._begins + target) / _seconds(1, self._stream))
+                self._container.seek(place, stream=self._stream)
+            except av.FFmpegError as error:
+                raise _Lost from error
+            packets = self._packets()
+        before = None
+        for packet in packets:
+            stop.check()
+            if packet is None or packet.pts is None:
+                if packet is None or packet.size or way == "jump" or before is None:
+                    raise _Lost
+                raise _behind_end(before)
+            at = _seconds(packet.pts, packet) - self._begins
+            if before is not None and not -GAP_S < at - before < MAX_GAP_S:
+                raise _Lost
+            # A tick less than its duration, which Matroska rounds to milliseconds: it would sum up.
+            before = max(at, before or at) + _seconds(max((packet.duration or 0) - 1, 0), packet)
+            if before >= target:
+                break
+        else:
+            raise _Lost
+        if at > self._start_s - MIN_RUN_UP_S:
+            raise _Lost
+        self._now = -1.0  # until the first frame tells
+        yield packet
+        yield from packets
+
+    def _first_time(self, packets: "Iterator[Packet[AudioStream] | None]") -> float:
+        for packet in packets:
+            for frame in self._frames(packet):
+                if frame.pts is None:
+                    raise _Lost
+                return _seconds(frame.pts, frame)
+        raise _Lost
+
+    # --- frames
+
+    def _take(self, frame: AudioFrame) -> bool:
+        """Whether more may follow that is wanted. A stretch that can't be read is no reason to lose those around it."""
+        self._place(frame)
+        if self._end_s is not None and self._now >= self._end_s:
+            return False
+        try:
+            for block in self._resampler.push(frame):
+                self._add(block)
+        except NotAudio:
+            if not self._position:
+                raise
+            self._count_damage(None)
+            return True
+        self._now += frame.samples / frame.sample_rate
+        return self._end_s is None or self._now <= self._end_s + 1 / SAMPLE_RATE
+
+    def _place(self, frame: AudioFrame) -> None:
+        """Move on to where a frame belongs, if sound is missing before it.
+
+        Two frames in a row must say so: a damaged timestamp is no gap. Times that leap far back, or ahead beyond
+        belief, are those of another recording, joined to this one: it goes on where this one ended.
+        """
+        if not self._has_times or frame.pts is None:
+            if self._now < 0:
+                raise _Lost
+            return
+        time = _seconds(frame.pts, frame)
+        if self._begins is None:
+            self._begins = time
+        at = time - self._begins
+        if self._now < 0:
+            if at > self._start_s:
+                raise _Lost
+            self._now, self._position = at, round(at * SAMPLE_RATE)
+            return
+        ahead = at - self._now
+        if -LEAP_S < ahead < GAP_S:
+            self._leaps = False
+        elif not self._leaps:
+            self._leaps = True
+        else:
+            self._leaps = False
+            if ahead > 0 and self._is_believable(at, ahead):
+                self._fill(at)
+            else:
+                self._begins += ahead
+
+    def _is_believable(self, at: float, ahead: float) -> bool:
+        announced = self._announced()
+        return ahead <= MAX_GAP_S or (announced is not None and at <= announced)
+
+    def _fill(self, at: float) -> None:
+        for block in self._resampler.flush():
+            self._add(block)
+        end = round(at * SAMPLE_RATE)
+        self._position = min(max(self._position, self._first), end)
+        self._missing += end - self._position
+        while self._position < end and (self._last is None or self._position < self._last):
+            self._add(np.zeros((1, min(end - self._position, SAMPLE_RATE)), np.float32))
+        self._now, self._position = at, end
+
+    def _add(self, block: Samples) -> None:
+        """Keep of a block what is in the part."""
+        begin = max(self._first - self._position, 0)
+        end = block.shape[1] if self._last is None else min(self._last - self._position, block.shape[1])
+        self._position += block.shape[1]
+        if begin < end:
+            self._kept.add(block[:, begin:end])
+
+
+def _seconds(ticks: int, of: "AudioStream | Packet[AudioStream] | AudioFrame") -> float:
+    assert of.time_base is not None, "FFmpeg gives every audio stream one"
+    return float(ticks * of.time_base)
+
+
+def _behind_end(seconds: float) -> BadInput:
+    return BadInput(f"clip: the audio ends at {seconds:.1f} s")
 
 
 class _Resampler:
@@ -351,32 +419,3 @@ class _Resampler:
             # Interleaved: PyAV reads a planar frame of more than 8 channels past its pointers, and the process dies.
             interleaved = np.asarray(resampled.to_ndarray(), np.float32)
             yield interleaved.reshape(resampled.samples, -1).T
-
-
-def _expected_s(container: InputContainer, stream: AudioStream) -> float | None:
-    """The seconds of audio that the container announces, where it does rather than being guessed from its size."""
-    if container.format.name in ("mp3", "aac", "ac3", "eac3", "amr", "mpeg", "mpegts", "gsm", "g722", "dts", "loas"):
-        return None
-    if stream.duration is not None and stream.time_base is not None:
-        return float(stream.duration * stream.time_base)
-    if container.duration is not None and len(container.streams) == 1:
-        return float(container.duration / av.time_base)
-    return None
-
-
-def _has_last_ogg_page(file: IO[bytes]) -> bool:
-    """An Ogg file announces no length, but marks its last page (RFC 3533, section 6)."""
-    size = file.seek(0, 2)
-    file.seek(max(size - MAX_OGG_PAGE, 0))
-    tail = file.read()
-    page = tail.rfind(b"OggS")
-    return page >= 0 and page + 5 < len(tail) and bool(tail[page + 5] & 4)
-
-
-def _hidden_bytes(file: IO[bytes], container: InputContainer, stream: AudioStream, seconds: float) -> int:
-    """Bytes of an uncompressed file that its header doesn't count in: joined files, or a header written too early."""
-    if container.format.name not in ("wav", "aiff", "au", "w64") or not stream.bit_rate or not seconds:
-        return 0
-    size = file.seek(0, 2)
-    hidden = int(size - seconds * stream.bit_rate / 8)
-    return hidden if hidden > max(HIDDEN_SHARE * size, MIN_HIDDEN_BYTES) else 0

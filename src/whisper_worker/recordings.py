@@ -82,7 +82,7 @@ class Recordings:
             work = self._pieces.in_order(recording.stop, lambda walk: [walk.detect()], [walk], own_thread=own)
             async with aclosing(work) as results:
                 [language] = [result async for result in results]
-            is_all = audio.is_end or audio.duration < longest_s - 1 or longest_s >= LONGEST_LISTEN_S
+            is_all = audio.reaches_end or audio.duration < longest_s - 1 or longest_s >= LONGEST_LISTEN_S
             if is_all or (language and language.is_sure):
                 return dict(reply.detection(language, _facts(job.request, model, audio, tracks)))
             longest_s *= 2
