@@ -8,7 +8,15 @@ from faster_whisper.tokenizer import _LANGUAGE_CODES
 from whisper_worker import request
 from whisper_worker.errors import BadInput
 from whisper_worker.languages import LANGUAGES
-from whisper_worker.request import InputRules, Request, parse_request
+from whisper_worker.request import (
+    Clip,
+    InputRules,
+    Request,
+    Source,
+    VadParameters,
+    parse_request,
+    parse_s3_config,
+)
 
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
 URL = "https://example.org/a.mp3"
@@ -114,7 +122,7 @@ REFUSED = [
     ({"no_speech_threshold": 2}, "no_speech_threshold: "),
     ({"translate": "true"}, "translate: Input should be a valid boolean, without quotes"),
     ({"translate": 1}, "translate: "),
-    ({"transcription": "pdf"}, "transcription: Input should be 'plain_text', 'formatted_text', 'srt' or 'vtt'"),
+    ({"transcription": "pdf"}, "transcription: Input should be 'plain_text', 'formatted_text', 'srt', 'vtt', 'json'"),
     ({"suppress_tokens": "a,b"}, "suppress_tokens: must be token ids"),
     ({"suppress_tokens": [-2]}, "suppress_tokens.0: "),
     ({"suppress_tokens": [999_999]}, "suppress_tokens.0: "),
@@ -136,8 +144,59 @@ REFUSED = [
     ({"audio": "http://a:99999/"}, "audio: is no valid URL"),
     ({"audio": 5}, "audio: "),
     ({"audio": ""}, "audio: "),
-    ({"audio": None}, "give exactly one of audio and audio_base64"),
-    ({"audio_base64": "UklG"}, "give exactly one of audio and audio_base64"),
+    ({"audio": None}, "give exactly one of audio, audio_base64 and audios"),
+    ({"audio_base64": "UklG"}, "give exactly one of audio, audio_base64 and audios"),
+    ({"audios": [URL]}, "give exactly one of audio, audio_base64 and audios"),
+    ({"audio": "data:audio/wav;base64," + "A" * 100}, "audio: has 122 characters, 100 are allowed"),
+    ({"audio": "https://a.test/" + "x" * 9000}, "audio: has more than 8192 characters"),
+    ({"audio": None, "audios": []}, "audios: "),
+    ({"audio": None, "audios": [URL, "/etc/passwd"]}, "audios.1: must be an http or https URL"),
+    ({"audio": None, "audios": [{"audio": URL, "audio_base64": "UklG"}]}, "audios.0: give exactly one of"),
+    ({"audio": None, "audios": [{"url": URL}]}, "audios.0.url: unknown field"),
+    ({"audio": None, "audios": [5]}, "audios.0: "),
+    ({"audio": None, "audios": [URL] * 101}, "audios: has 101 files, 100 are allowed"),
+    ({"audio": None, "audios": [{f"x{n}": 1 for n in range(101)}]}, "audios.0: has 101 fields, 100 are allowed"),
+    ({"audio": None, "audio_base64": "UklG", "audio_headers": {"A": "b"}}, "audio_headers: there is no URL"),
+    ({"audio_headers": {"Host": "a.test"}}, "audio_headers: Host can't be set"),
+    ({"audio_headers": {"content-LENGTH": "5"}}, "audio_headers: content-LENGTH can't be set"),
+    ({"audio_headers": {"A b": "c"}}, "audio_headers: has a name that isn't an HTTP header's"),
+    ({"audio_headers": {"A": "b\r\nC: d"}}, "audio_headers: A has a value that HTTP can't carry"),
+    ({"audio_headers": {"A": "é"}}, "audio_headers: A has a value that HTTP can't carry"),
+    ({"audio_headers": {"A": 5}}, "audio_headers.A: "),
+    ({"audio_headers": {f"x{n}": "" for n in range(33)}}, "audio_headers: has more than 32 headers"),
+    ({"audio_headers": {f"x{n}": "" for n in range(101)}}, "audio_headers: has 101 fields, 100 are allowed"),
+    ({"audio_stream": -1}, "audio_stream: "),
+    ({"channels": "left"}, "channels: Input should be 'mix' or 'split'"),
+    ({"channels": -1}, "channels: "),
+    ({"channels": True}, "channels: "),
+    ({"clip": {"start": 5, "end": 5}}, "clip: end must be after start"),
+    ({"clip": {"start": -1}}, "clip.start: "),
+    ({"clip": {"begin": 1}}, "clip.begin: unknown field"),
+    ({"clip": [1, 2]}, "clip: "),
+    ({"task": "summarize"}, "task: "),
+    ({"task": "detect_language", "language": "de"}, "language: is what the task detect_language finds"),
+    ({"languages": ["klingon"]}, "languages.0: is neither a code"),
+    ({"languages": []}, "languages: "),
+    ({"language": "de", "languages": ["en", "fr"]}, "language: is not one of languages"),
+    ({"formats": ["pdf"]}, "formats.0: "),
+    ({"formats": []}, "formats: "),
+    ({"max_line_width": 5}, "max_line_width: "),
+    ({"max_line_count": 0}, "max_line_count: "),
+    ({"highlight_words": True}, "highlight_words: needs word_timestamps"),
+    ({"hallucination_silence_threshold": 2}, "hallucination_silence_threshold: needs word_timestamps"),
+    ({"upload_url": "s3://bucket/key"}, "upload_url: must be an http or https URL"),
+    ({"temperature": [0.4, 0.2]}, "temperature: must rise"),
+    ({"temperature": []}, "temperature: "),
+    ({"temperature": [0, 2]}, "temperature.1: "),
+    ({"temperature": [0, 1], "temperature_increment_on_fallback": 0.2}, "temperature_increment_on_fallback: has no"),
+    ({"repetition_penalty": 0.5}, "repetition_penalty: "),
+    ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size: "),
+    ({"max_new_tokens": 221}, "max_new_tokens: "),
+    ({"vad_parameters": {"threshold": 1}}, "vad_parameters.threshold: "),
+    ({"vad_parameters": {"threshold": 0.5, "neg_threshold": 0.6}}, "vad_parameters: neg_threshold must not be above"),
+    ({"vad_parameters": {"onset": 0.5}}, "vad_parameters.onset: unknown field"),
+    ({"vad_parameters": {"max_speech_duration_s": 1}}, "vad_parameters.max_speech_duration_s: "),
+    ({"vad_parameters": {}, "enable_vad": False}, "vad_parameters: needs enable_vad"),
     ({"audio": None, "audio_base64": "A" * 101}, "audio_base64: has 101 characters, 100 are allowed"),
 ]
 
@@ -153,7 +212,7 @@ def test_all_problems_are_told_at_once() -> None:
         "language",
         "beam_size",
         "zzz",
-        "give exactly one of audio and audio_base64",
+        "give exactly one of audio, audio_base64 and audios",
     ]
 
 
@@ -169,7 +228,7 @@ def test_fields_beyond_counting_are_not_looked_at_one_by_one(monkeypatch: pytest
     """They would hold the event loop for seconds."""
     explained: list[Any] = []
 
-    def explain(detail: Any) -> str:
+    def explain(detail: Any, fields: Any) -> str:
         explained.append(detail)
         return "wrong"
 
@@ -190,3 +249,74 @@ def test_local_paths_are_allowed_where_the_operator_says_so() -> None:
     assert parse(InputRules(True, 100), audio="talk.mp3").audio == "talk.mp3"
     with pytest.raises(BadInput):
         parse(InputRules(True, 100), audio="file:///etc/passwd")
+
+
+# --- what follows from what was asked
+
+
+def test_a_job_has_one_source_or_many() -> None:
+    headers = {"Authorization": "Bearer t"}
+    assert parse(audio=URL, audio_headers=headers).sources == (Source(URL, None, headers),)
+    request = parse(audios=[URL, {"audio": URL, "audio_headers": {}}, {"audio_base64": "UklG"}], audio_headers=headers)
+    assert request.sources == (Source(URL, None, headers), Source(URL, None, {}), Source(None, "UklG", headers))
+
+
+def test_what_a_stranger_may_not_read_is_in_no_text_of_a_source() -> None:
+    [source] = parse(audio=URL + "?token=s3cret", audio_headers={"Authorization": "Bearer s3cret"}).sources
+    assert "s3cret" not in repr(source)
+
+
+def test_nothing_of_the_secret_is_told_of_a_bucket() -> None:
+    given = {"accessId": "id", "accessSecret": "s3cret", "bucketName": "b" * 5, "endpointUrl": "https://s3.test"}
+    assert "s3cret" not in repr(parse_s3_config(given))
+    with pytest.raises(BadInput, match=r"s3Config\.bucketName: Field required") as caught:
+        parse_s3_config({**{name: value for name, value in given.items() if name != "bucketName"}, "endpointUrl": "x"})
+    assert "s3cret" not in str(caught.value)
+    assert "s3Config.endpointUrl: must be an http or https URL" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "transcription", "translation"),
+    [
+        ({}, True, False),
+        ({"translate": True}, True, True),
+        ({"task": "translate"}, False, True),
+        ({"task": "translate", "translate": True}, False, True),
+        ({"task": "detect_language"}, False, False),
+        ({"task": "detect_language", "translate": True}, False, False),
+    ],
+)
+def test_the_task_says_which_texts_are_wanted(given: dict[str, Any], transcription: bool, translation: bool) -> None:
+    request = parse(audio=URL, **given)
+    assert (request.wants_transcription, request.wants_translation) == (transcription, translation)
+
+
+@pytest.mark.parametrize(
+    ("given", "remark"),
+    [
+        ({}, ""),
+        ({"task": "detect_language", "languages": ["de", "en"], "timeout_s": 5}, ""),
+        ({"task": "detect_language", "translate": True, "beam_size": 5, "prefix": "A"}, "use translate, prefix"),
+        ({"max_line_width": 40}, "only the formats srt and vtt use max_line_width"),
+        ({"max_line_width": 40, "transcription": "srt"}, ""),
+        ({"max_line_width": 40, "formats": ["vtt"]}, ""),
+        ({"max_line_count": 2, "translation": "srt"}, "only the formats srt and vtt use max_line_count"),
+        ({"max_line_count": 2, "translation": "srt", "translate": True}, ""),
+        ({"max_line_count": 2, "transcription": "srt", "task": "translate"}, "only the formats srt and vtt"),
+    ],
+)
+def test_what_has_no_effect_is_remarked(given: dict[str, Any], remark: str) -> None:
+    remarks = " ".join(parse(audio=URL, **given).remarks)
+    assert remark in remarks
+    assert bool(remark) == bool(remarks)
+
+
+def test_a_part_that_is_null_counts_as_absent() -> None:
+    request = parse(audio=URL, clip={"start": None, "end": 5}, vad_parameters={"threshold": None})
+    assert request.clip == Clip(start=0, end=5)
+    assert request.vad_parameters == VadParameters()
+
+
+@pytest.mark.parametrize(("given", "silent"), [({}, 0.35), ({"threshold": 0.1}, 0.01), ({"neg_threshold": 0.2}, 0.2)])
+def test_speech_ends_below_its_threshold(given: dict[str, Any], silent: float) -> None:
+    assert VadParameters(**given).silent == pytest.approx(silent)

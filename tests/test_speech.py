@@ -15,7 +15,6 @@ from whisper_worker.request import VadParameters
 from whisper_worker.speech import FRAME, Heard, Span, Speech, find_spans, listen
 from whisper_worker.stop import Stop, Stopped
 
-
 DEFAULTS = VadParameters()
 OPTIONS = {
     "defaults": DEFAULTS,

@@ -32,6 +32,7 @@ from whisper_worker.languages import language_code
 URL_SCHEMES = ("http://", "https://")
 DATA_URL = "data:"
 MAX_FIELDS = 100  # in a request, real or not: more aren't worth the event loop's time
+MAX_ITEMS = 1024  # of `audios`, where the operator allows so many
 MAX_PROBLEMS = 20  # told at once
 MAX_URL_LENGTH = 8192
 MAX_TOKENS_LENGTH = 1000  # items of a list, or characters of a text
@@ -524,11 +525,11 @@ def parse_request(raw: Any, rules: InputRules) -> Request:
         raise BadInput("input: must be an object with the field audio or audio_base64")
     if len(raw) > MAX_FIELDS:
         raise BadInput(f"input: has {len(raw)} fields, there are only {len(Request.model_fields)}")
-    given = {name: _without_nulls(value) for name, value in raw.items() if value is not None}
+    given = {name: _without_nulls(name, value) for name, value in raw.items() if value is not None}
     problems = []
     if sum(name in given for name in ("audio", "audio_base64", "audios")) != 1:
         problems.append("give exactly one of audio, audio_base64 and audios")
-    audios = given.get("audios")
+    audios = raw.get("audios")
     if isinstance(audios, list) and len(audios) > rules.max_audios:  # before each is looked at
         raise BadInput(f"audios: has {len(audios)} files, {rules.max_audios} are allowed")
     try:
@@ -548,10 +549,14 @@ def parse_s3_config(raw: Any) -> S3Config:
         raise BadInput("; ".join(f"s3Config.{problem}" for problem in _explained(error, ()))) from None
 
 
-def _without_nulls(value: Any) -> Any:
-    """Objects inside a request, too, may name what they leave out."""
+def _without_nulls(field: str, value: Any) -> Any:
+    """Objects inside a request, too, may name what they leave out, and may not have fields beyond counting."""
+    if isinstance(value, list) and field == "audios":
+        return [_without_nulls(f"{field}.{index}", item) for index, item in enumerate(value[: MAX_ITEMS + 1])]
     if not isinstance(value, Mapping):
         return value
+    if len(value) > MAX_FIELDS:
+        raise BadInput(f"{field[:100]}: has {len(value)} fields, {MAX_FIELDS} are allowed")
     return {name: inner for name, inner in value.items() if inner is not None}
 
 
