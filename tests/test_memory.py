@@ -11,7 +11,7 @@ import pytest
 from conftest import find_multilingual
 
 ROOT = Path(__file__).parent.parent
-ROUNDS = 4
+ROUNDS = 6
 MB = 1_000_000
 
 
@@ -22,8 +22,6 @@ def rss() -> int:
 
 def main() -> None:
     """Print, for each round, how much memory there was with the small model, and then with the large one."""
-    import numpy as np
-
     from whisper_worker.engine import Engine
     from whisper_worker.health import Health
     from whisper_worker.models import Catalog, ModelFiles
@@ -41,8 +39,8 @@ def main() -> None:
     registry = Registry(settings, Catalog.from_settings(settings), health, load)
 
     async def used(name: str) -> int:
-        async with registry.leased(name) as model:  # which has transcribed the clip, to be warm
-            assert np.isfinite(model.engine.longest_call_s)
+        async with registry.leased(name) as model:
+            await asyncio.to_thread(model.canary.warm_up)  # a real transcription
             return rss()
 
     async def run() -> list[tuple[int, int]]:
@@ -53,13 +51,24 @@ def main() -> None:
     health.close()
 
 
+# Freed memory between blocks that are in use is lost for the system. The second environment leaves little of that, as
+# large blocks are given back one by one; the worker would be slow in it.
+ALLOCATORS: dict[str, tuple[dict[str, str], float]] = {
+    "glibc as it is": ({}, 1.0),
+    "glibc without holes": ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, 0.5),
+}
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own figures")
-def test_a_model_that_went_for_another_gives_its_memory_back() -> None:
-    weights = (find_multilingual() / "model.bin").stat().st_size
+@pytest.mark.parametrize(("env", "most"), ALLOCATORS.values(), ids=ALLOCATORS.keys())
+def test_a_model_that_went_for_another_gives_its_memory_back(env: dict[str, str], most: float) -> None:
+    """In all rounds together at most so much is left behind as one model's weights, times `most`; and each time that
+    the small model comes back there is less than with the large one."""
+    weights = (find_multilingual() / "model.bin").stat().st_size / 2  # stored in 16 bits, loaded in 8
     path = os.pathsep.join(str(ROOT / folder) for folder in ("", "src", "tests"))
     process = subprocess.run(
         [sys.executable, __file__],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, **env},
         capture_output=True,
         text=True,
         timeout=120,
@@ -69,11 +78,9 @@ def test_a_model_that_went_for_another_gives_its_memory_back() -> None:
     rounds = json.loads(process.stdout)
     small, large = ([figures[i] for figures in rounds] for i in (0, 1))
     shown = f"MB in each round: {[[round(figure / MB) for figure in figures] for figures in rounds]}"
-    assert min(large) > max(small) + 20 * MB, shown  # the figures show weights
-    assert max(small[1:]) < small[0] + 60 * MB, shown
-    # The first rounds leave some behind: buffers of the libraries' threads.
-    assert small[-1] < small[1] + 20 * MB, shown
-    assert large[-1] < large[1] + 20 * MB, shown
+    assert all(after < before - 15 * MB for before, after in zip(large, small[1:], strict=False)), shown
+    assert small[-1] - small[1] < most * weights, shown
+    assert large[-1] - large[0] < most * weights, shown
 
 
 if __name__ == "__main__":

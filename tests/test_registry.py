@@ -60,6 +60,11 @@ class House:
     def job(self, name: str | None) -> "Job":
         return Job(self.registry, name)
 
+    async def until_found(self) -> None:
+        """Until somebody waits for a place, the files of the model having been found."""
+        while not self.registry._waiting():  # noqa: ASYNC110  (the registry tells nobody)
+            await asyncio.sleep(0)
+
     async def use(self, *names: str) -> None:
         for name in names:
             async with self.registry.leased(name) as model:
@@ -242,8 +247,7 @@ async def test_a_model_that_is_tried_is_not_freed(house: House) -> None:
     await asyncio.to_thread(trying.wait, SOON_S)
     await job.end()
     other = house.job("base")
-    await house.hub.begun("find base")
-    await turns()
+    await house.until_found()
     assert house.hub.steps == ["find base"]
     well.set()
     await other.begun()
@@ -277,8 +281,7 @@ async def test_a_model_that_does_not_exist_costs_nobody_anything(house: House) -
 async def test_jobs_of_a_loaded_model_pass_those_of_another_for_a_while(house: House) -> None:
     before = await house.job("tiny").begun()
     other = house.job("base")
-    await house.hub.begun("find base")
-    await turns()
+    await house.until_found()
     await house.use("tiny")
     await turns()
     assert not other.has_it.is_set()
@@ -290,8 +293,7 @@ async def test_jobs_of_a_loaded_model_pass_those_of_another_for_a_while(house: H
 async def test_then_they_queue_behind_them(house: House) -> None:
     before, short = await house.job("tiny").begun(), await house.job("tiny").begun()
     other = house.job("base")
-    await house.hub.begun("find base")
-    await turns()
+    await house.until_found()
     house.clock.now += PATIENCE_S
     await short.end()
     behind = house.job("tiny")
@@ -332,8 +334,7 @@ async def test_a_model_that_has_just_come_stays_as_long_as_the_others_waited(hou
     base = house.job("base")
     await house.hub.begun("load base")
     tiny = house.job("tiny")
-    await house.hub.begun("find tiny")
-    await turns()
+    await house.until_found()
     house.clock.now += PATIENCE_S
     house.hub.let_go("load base")
     await base.begun()
@@ -347,21 +348,27 @@ async def test_a_model_that_has_just_come_stays_as_long_as_the_others_waited(hou
     await tiny.begun()
 
 
-@house()
-async def test_once_nobody_waits_for_another_model_those_behind_go_on(house: House) -> None:
-    job, short = await house.job("tiny").begun(), await house.job("tiny").begun()
-    other = house.job("base")
-    await house.hub.begun("find base")
-    await turns()
+async def reserved(house: House) -> tuple[Job, Job, Job]:
+    """A job that has base, one that has waited too long for small, and one that waits behind that for base."""
+    await house.use("base")
+    job, short = await house.job("base").begun(), await house.job("base").begun()
+    other = house.job("small")
+    await house.until_found()
     house.clock.now += PATIENCE_S
     await short.end()
-    behind = house.job("tiny")
+    behind = house.job("base")
     await turns()
     assert not behind.has_it.is_set()
+    return job, other, behind
+
+
+@house()
+async def test_once_nobody_waits_for_another_model_those_behind_go_on(house: House) -> None:
+    job, other, behind = await reserved(house)
     await other.cancel()
     await behind.begun()
     await job.end()
-    assert "free tiny" not in house.hub.steps
+    assert "free base" not in house.hub.steps
 
 
 # --- those who leave
@@ -371,8 +378,7 @@ async def test_once_nobody_waits_for_another_model_those_behind_go_on(house: Hou
 async def test_who_leaves_while_waiting_for_a_place_leaves_nothing(house: House) -> None:
     job = await house.job("tiny").begun()
     other = house.job("base")
-    await house.hub.begun("find base")
-    await turns()
+    await house.until_found()
     await other.cancel()
     await job.end()
     await house.use("tiny")
@@ -419,19 +425,14 @@ async def test_a_model_that_all_have_left_while_it_was_loaded_stays_idle(house: 
 
 @house()
 async def test_a_lease_that_comes_with_the_cancellation_is_given_back(house: House) -> None:
-    other = await house.job("tiny").begun()
-    leaver = house.job("base")
-    await house.hub.begun("find base")
-    house.hub.hold("load base")
-    await other.end()
-    await house.hub.begun("load base")
-    [want] = house.registry._wants.values()
-    want.waiting[0].add_done_callback(lambda _: leaver.task.cancel())
-    house.hub.let_go("load base")
-    await asyncio.wait([leaver.task])
-    assert leaver.task.cancelled()
-    await house.use("tiny")
-    assert house.hub.steps[-2:] == ["free base", "load tiny"]
+    job, other, behind = await reserved(house)
+    other.task.cancel()  # in the next turn, it makes way for the one behind
+    asyncio.get_running_loop().call_soon(behind.task.cancel)
+    await asyncio.wait([behind.task])
+    assert behind.task.cancelled()
+    assert not behind.has_it.is_set()
+    await job.end()
+    await house.use("small")
 
 
 # --- failures
