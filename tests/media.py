@@ -65,8 +65,13 @@ def encode(
     picture: bool = False,
     default: int | None = None,
     options: dict[str, str] | None = None,
+    begins_s: float = 0.0,
+    gap: tuple[float, float] = (0.0, 0.0),
 ) -> bytes:
-    """A media file with one audio track for each array of samples (16 kHz mono, or (n, 2) stereo)."""
+    """A media file with one audio track for each array of samples (16 kHz mono, or (n, 2) stereo).
+
+    The timestamps begin with `begins_s`, and leave out a gap: the seconds before it, and its own.
+    """
     with NamedTemporaryFile() as file, av.open(file.name, "w", format=container, options=options or {}) as output:
         show = _add_picture(output) if picture else None
         streams: list[Any] = []  # the stubs can't tell that an audio codec's name gives an audio stream
@@ -80,16 +85,23 @@ def encode(
         for stream, samples in zip(streams, tracks, strict=True):
             layout = "mono" if samples.ndim == 1 else "stereo"
             frame = av.AudioFrame.from_ndarray(pcm(samples).reshape(1, -1), format="s16", layout=layout)
-            frame.sample_rate, frame.time_base = RATE, Fraction(1, RATE)
+            frame.sample_rate, frame.time_base, frame.pts = RATE, Fraction(1, RATE), 0
             fmt = stream.codec_context.format.name
             resampler = av.AudioResampler(format=fmt, layout=layout, rate=rate, frame_size=stream.frame_size or 1024)
             for resampled in [*resampler.resample(frame), *resampler.resample(None)]:
-                output.mux(stream.encode(resampled))
-            output.mux(stream.encode(None))
+                output.mux(_delayed(stream.encode(resampled), begins_s, *gap))
+            output.mux(_delayed(stream.encode(None), begins_s, *gap))
         if show:
             show()
         output.close()
         return Path(file.name).read_bytes()
+
+
+def _delayed(packets: list[Any], seconds: float, after_s: float, gap_s: float) -> list[Any]:
+    for packet in packets:
+        shift = int((seconds + gap_s * (packet.pts * packet.time_base >= after_s)) / packet.time_base)
+        packet.pts, packet.dts = packet.pts + shift, packet.dts + shift
+    return packets
 
 
 def video_without_sound() -> bytes:

@@ -1,13 +1,17 @@
 """Decoding: what real and hostile media do to `audio.decode`."""
 
 import io
+import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Recording
 from media import (
     RATE,
     alike,
@@ -21,9 +25,9 @@ from media import (
     wav,
 )
 
-from whisper_worker import audio
-from whisper_worker.audio import Audio, decode
-from whisper_worker.errors import NoAudioStream, NotAudio, TooLong
+from whisper_worker import audio, channels, containers
+from whisper_worker.audio import Audio, Part, decode
+from whisper_worker.errors import BadInput, NoAudioStream, NotAudio, TooLong
 from whisper_worker.stop import Stop, Stopped
 
 
@@ -242,6 +246,12 @@ def test_skipped_packets_are_counted_in_a_warning() -> None:
     assert "damaged packets" in decoded.warnings[0]
 
 
+def test_a_browsers_ogg_without_an_end_mark_is_whole() -> None:
+    file = bytearray(encode("ogg", "libopus", [speech()]))
+    file[file.rindex(b"OggS") + 5] &= ~4
+    assert heard(bytes(file)).warnings == ()
+
+
 CUT = {
     "flac": encode("flac", "flac", [speech()]),
     "webm": encode("webm", "libopus", [speech()]),
@@ -271,14 +281,16 @@ def test_a_stream_that_comes_up_midway_ends_nothing() -> None:
     assert decoded.duration == pytest.approx(8 * len(speech()) / RATE, rel=0.05)
 
 
-def test_an_unreadable_stretch_in_the_middle_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_stretch_in_the_middle_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     at_8_khz = encode("mp3", "libmp3lame", [speech()], rate=8_000)
     monkeypatch.setattr(audio, "MIN_RATE", 10_000)
     with pytest.raises(NotAudio):
         heard(at_8_khz)
     at_44_khz = encode("mp3", "libmp3lame", [speech()], rate=44_100)
     decoded = heard(at_44_khz + at_8_khz + at_44_khz)
-    assert decoded.duration == pytest.approx(2 * len(speech()) / RATE, abs=0.3)
+    assert decoded.duration == pytest.approx(3 * len(speech()) / RATE, abs=0.5)
+    assert not decoded.samples[int(4.6 * RATE) : int(8.4 * RATE)].any()
+    assert alike(decoded.samples[-len(speech()) :], speech()) > 0.9
     assert "damaged" in decoded.warnings[0]
 
 
@@ -300,13 +312,13 @@ def test_a_small_file_that_holds_too_much_is_stopped_while_decoding(monkeypatch:
     ten_minutes = encode("flac", "flac", [silence(600)], rate=16_000)
     assert len(ten_minutes) < 200_000
     added: list[int] = []
-    real = audio._Decoded.add
+    real = channels.Mix.add
 
-    def count(decoded: audio._Decoded, block: audio.Samples) -> None:
+    def count(decoded: channels.Mix, block: audio.Samples) -> None:
         added.append(1)
         real(decoded, block)
 
-    monkeypatch.setattr(audio._Decoded, "add", count)
+    monkeypatch.setattr(channels.Mix, "add", count)
     with pytest.raises(TooLong, match="10 s"):
         heard(ten_minutes, max_seconds=10)
     assert len(added) <= 12  # of 600 blocks of a second
@@ -382,7 +394,7 @@ def test_a_playlist_in_disguise_reads_nothing_else(
 ) -> None:
     port, requests = knocked
     if not signatures:
-        monkeypatch.setattr(audio, "LOOKS_LIKE", ())
+        monkeypatch.setattr(containers, "LOOKS_LIKE", ())
     (tmp_path / "secret.wav").write_bytes(wav(pcm(speech())))
     monkeypatch.chdir(tmp_path)
     targets = {
@@ -409,3 +421,345 @@ def test_the_same_playlist_would_be_followed_without_the_container_list(
     monkeypatch.chdir(tmp_path)
     with av.open("song.mp3") as container:
         assert sum(frame.samples for frame in container.decode(audio=0)) == len(speech())
+
+
+# --- which channels
+
+
+def played(file: bytes, **part: Any) -> Audio:
+    return decode(io.BytesIO(file), Stop(), max_seconds=200, part=Part(**part))
+
+
+ANSWER = speech()[::-1].copy()  # the other one on the line
+
+
+def test_split_channels_are_apart() -> None:
+    decoded = played(wav(pcm(both_sides(speech(), ANSWER))), channels="split")
+    assert [channel.shape for channel in decoded.channels] == [(len(speech()),)] * 2
+    assert alike(decoded.channels[0], speech()) > 0.99
+    assert alike(decoded.channels[1], ANSWER) > 0.99
+    assert decoded.samples is decoded.channels[0]
+    assert decoded.warnings == ()
+
+
+def test_a_silent_channel_is_a_channel() -> None:
+    decoded = played(wav(pcm(both_sides(speech(), speech() * 0))), channels="split")
+    assert not decoded.channels[1].any()
+
+
+def test_splitting_a_mono_file_says_that_there_is_one_channel() -> None:
+    decoded = played(wav(pcm(speech())), channels="split")
+    assert len(decoded.channels) == 1
+    assert "only one channel" in decoded.warnings[0]
+
+
+DUAL_MONO = {
+    "wav": wav(pcm(both_sides(speech(), speech()))),
+    "wav, one side a little louder": wav(pcm(both_sides(speech(), speech() * np.float32(0.99)))),
+    "mp3": encode("mp3", "libmp3lame", [both_sides(speech(), speech())], rate=44_100),
+    "aac": encode("ipod", "aac", [both_sides(speech(), speech())], rate=44_100),
+    "opus": encode("ogg", "libopus", [both_sides(speech(), speech())]),
+    "three channels": wav(pcm(np.repeat(speech()[:, None], 3, axis=1))),
+}
+
+
+@pytest.mark.parametrize("file", DUAL_MONO.values(), ids=DUAL_MONO.keys())
+def test_channels_that_are_the_same_are_one(file: bytes) -> None:
+    decoded = played(file, channels="split")
+    assert len(decoded.channels) == 1
+    assert "channels are the same" in decoded.warnings[0]
+    assert alike(decoded.samples, speech()) > 0.9
+
+
+def test_channels_that_differ_for_a_moment_are_not_the_same() -> None:
+    left = np.tile(speech(), 12)
+    right = left.copy()
+    right[RATE : 2 * RATE] += noise(1, 0.05)
+    assert len(played(wav(pcm(both_sides(left, right))), channels="split").channels) == 2
+
+
+def test_a_channel_is_taken_by_its_number() -> None:
+    file = wav(pcm(both_sides(speech(), ANSWER)))
+    assert alike(played(file, channels=0).samples, speech()) > 0.99
+    assert alike(played(file, channels=1).samples, ANSWER) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("samples", "number", "sentence"),
+    [
+        (both_sides(speech(), ANSWER), 2, "channels: the audio has 2 channels, numbered from 0"),
+        (speech(), 1, "channels: the audio has 1 channel, numbered from 0"),
+        (speech(), 255, "channels: the audio has 1 channel, numbered from 0"),
+    ],
+)
+def test_a_channel_that_is_not_there_is_bad_input(samples: audio.Samples, number: int, sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        played(wav(pcm(samples)), channels=number)
+
+
+def test_eight_channels_can_be_split_and_nine_not() -> None:
+    samples = np.stack([np.roll(speech(), 4000 * number) for number in range(9)], axis=1)
+    assert len(played(wav(pcm(samples[:, :8])), channels="split").channels) == 8
+    with pytest.raises(BadInput, match="channels: the audio has 9, no more than 8 can be split"):
+        played(wav(pcm(samples)), channels="split")
+
+
+@pytest.mark.parametrize("stereo_first", [True, False])
+def test_a_mono_stretch_of_a_stereo_recording_is_on_both_channels(stereo_first: bool) -> None:
+    parts = [
+        encode("mp3", "libmp3lame", [both_sides(speech(), speech() * 0)], rate=44_100),
+        encode("mp3", "libmp3lame", [speech()], rate=8_000),
+    ]
+    file = b"".join(parts if stereo_first else parts[::-1])
+    one, (left, right) = played(file, channels=1).samples, played(file, channels="split").channels
+    assert len(left) == len(right)
+    halves = np.array_split(right, 2)
+    stereo, mono = halves if stereo_first else halves[::-1]
+    assert np.abs(stereo[RATE:-RATE]).max() < 0.01
+    assert np.abs(mono[RATE:-RATE]).max() > 0.1
+    assert np.array_equal(one, right)
+
+
+def test_the_limit_counts_the_seconds_of_all_channels_that_are_split() -> None:
+    file = io.BytesIO(wav(pcm(both_sides(speech(), ANSWER))))
+    assert decode(file, Stop(), max_seconds=8.5, part=Part(channels="split")).duration == len(speech()) / RATE
+    with pytest.raises(TooLong, match="8 s that are allowed, which count for each of its 2 channels"):
+        decode(file, Stop(), max_seconds=8, part=Part(channels="split"))
+
+
+def test_a_stream_is_taken_by_its_number() -> None:
+    file = encode("matroska", "libopus", [noise(4), speech()], default=0)
+    assert alike(played(file, stream=1).samples, speech()) > 0.9
+    assert alike(played(file, stream=0).samples, speech()) < 0.5
+
+
+@pytest.mark.parametrize(("tracks", "count"), [(1, "1 audio stream"), (2, "2 audio streams")])
+def test_a_stream_that_is_not_there_is_bad_input(tracks: int, count: str) -> None:
+    file = encode("matroska", "libopus", [speech()] * tracks)
+    with pytest.raises(BadInput, match=f"audio_stream: the file has {count}, numbered from 0"):
+        played(file, stream=tracks)
+
+
+# --- a part of the file
+
+
+@cache
+def minute() -> audio.Samples:
+    """Noise that never sounds the same twice: what is from another place isn't alike."""
+    times = np.arange(60 * RATE) / RATE
+    rough = np.convolve(noise(60, 0.1), np.full(16, 1 / 4), "same")  # nothing near the limit of what 16 kHz can hold
+    shaped = rough * (1 + np.sin(7 * times + 0.3 * times**2))
+    return np.asarray(0.9 * shaped / np.abs(shaped).max(), np.float32)
+
+
+CLIPPED: dict[str, Any] = {
+    **FORMATS,
+    "wav": ("wav", "pcm_s16le", 16_000),
+    "adpcm": ("wav", "adpcm_ms", 8_000),
+    "mp4 in fragments": ("mp4", "aac", 48_000, {"movflags": "frag_keyframe+empty_moov", "frag_duration": "2000000"}),
+    "webm as it is recorded": ("webm", "libopus", 48_000, {"live": "1"}),
+    "mp3 without a header": ("mp3", "libmp3lame", 44_100, {"write_xing": "0"}),
+    "mp3 in matroska": ("matroska", "libmp3lame", 44_100),
+    "opus in mp4": ("mp4", "libopus", 48_000),
+}
+DECODES_ALL = {"aac", "ac3", "avi", "flv", "caf", "amr", "adpcm"}
+
+
+def as_minute(container: str, codec: str, rate: int, options: dict[str, str] | None = None) -> bytes:
+    return encode(container, codec, [minute()], rate=rate, options=options)
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_a_part_is_what_all_of_the_file_has_there(name: str) -> None:
+    file = as_minute(*CLIPPED[name])
+    whole = played(file)
+    assert whole.reaches_end
+    for start, end in [(0, 5), (1.5, 4), (10.37, 14.2), (41.001, 57.3), (55, None), (58, 70)]:
+        part = played(file, start=start, end=end)
+        expected = whole.samples[round(start * RATE) : end and round(end * RATE)]
+        assert part.offset == start
+        assert part.warnings == ()
+        assert part.reaches_end == (end is None or end > 60)
+        assert len(part.samples) == pytest.approx(len(expected), abs=0.005 * RATE)
+        assert abs(lag(part.samples, expected)) <= 0.003 * RATE
+
+
+def lag(part: audio.Samples, expected: audio.Samples) -> int:
+    """By how many samples it is late."""
+    length = min(len(part), len(expected)) - 1000
+    inner = part[500 : 500 + length]
+    likeness = [float(np.dot(inner, expected[500 + shift : 500 + shift + length])) for shift in range(-500, 501)]
+    assert max(likeness) > 0.9 * np.linalg.norm(inner) * np.linalg.norm(expected[500 : 500 + length])
+    return 500 - int(np.argmax(likeness))
+
+
+def test_a_part_of_uncompressed_audio_is_exact() -> None:
+    file = as_minute("wav", "pcm_s16le", 16_000)
+    part = played(file, start=20.3, end=31.7)
+    assert np.array_equal(part.samples, played(file).samples[round(20.3 * RATE) : round(31.7 * RATE)])
+
+
+class Counting(io.BytesIO):
+    """A file that knows how much of it was read."""
+
+    bytes_read = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        read = super().read(size)
+        self.bytes_read += len(read)
+        return read
+
+
+@pytest.fixture
+def decoded_seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the frames were that came out of the decoder."""
+    seconds: list[float] = []
+    real = audio._Reading._frames
+
+    def count(reading: audio._Reading, packet: Any) -> Any:
+        frames = real(reading, packet)
+        seconds.extend(frame.samples / frame.sample_rate for frame in frames)
+        return frames
+
+    monkeypatch.setattr(audio._Reading, "_frames", count)
+    return seconds
+
+
+@pytest.mark.parametrize("name", sorted(set(CLIPPED) - DECODES_ALL))
+def test_no_more_than_the_part_is_decoded(name: str, decoded_seconds: list[float]) -> None:
+    played(as_minute(*CLIPPED[name]), start=40, end=44)
+    assert 4 < sum(decoded_seconds) < 7
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_nothing_behind_the_part_is_decoded(name: str, decoded_seconds: list[float]) -> None:
+    played(as_minute(*CLIPPED[name]), end=4)
+    assert sum(decoded_seconds) < 6
+
+
+@pytest.mark.parametrize("name", ["m4a", "webm", "flac at 96 kHz", "wav", "aiff"])
+def test_of_a_long_file_little_is_read(name: str) -> None:
+    container, codec, rate = CLIPPED[name][:3]
+    file = Counting(encode(container, codec, [np.tile(minute(), 6)], rate=rate))
+    part = decode(file, Stop(), max_seconds=10, part=Part(start=250, end=260))
+    assert part.duration == 10
+    assert file.bytes_read < 0.3 * len(file.getvalue())
+
+
+@pytest.mark.parametrize("name", ["mp3", "m4a", "ogg", "webm", "flac at 96 kHz", "wav", "aac", "mpeg transport stream"])
+@pytest.mark.parametrize("start", [60.2, 1000])
+def test_a_start_behind_the_end_is_bad_input(name: str, start: float) -> None:
+    with pytest.raises(BadInput, match=r"^clip: the audio ends at 60\.[01] s$"):
+        played(as_minute(*CLIPPED[name]), start=start)
+
+
+def test_a_start_at_the_end_is_bad_input() -> None:
+    with pytest.raises(BadInput, match=r"clip: the audio ends at 4\.0 s"):
+        played(wav(pcm(silence(4))), start=4)
+
+
+def test_a_file_read_part_by_part_says_where_it_ends() -> None:
+    file = wav(pcm(minute()))
+    parts = [played(file, start=start, end=start + 20) for start in (0, 20, 40)]
+    assert [part.reaches_end for part in parts] == [False, False, True]
+    assert np.array_equal(np.concatenate([part.samples for part in parts]), played(file).samples)
+
+
+def test_a_part_may_be_split() -> None:
+    file = wav(pcm(both_sides(minute(), minute()[::-1].copy())))
+    left, right = played(file, channels="split", start=30, end=33).channels
+    assert np.array_equal(left, played(file, channels=0).samples[30 * RATE : 33 * RATE])
+    assert np.array_equal(right, played(file, channels=1).samples[30 * RATE : 33 * RATE])
+
+
+def test_a_part_whose_channels_cancel_each_other_out_falls_back_too() -> None:
+    part = played(wav(both_sides(minute() * 0.5, minute() * -0.52)), start=10, end=12)
+    assert part.duration == 2
+    assert lag(part.samples, -minute()[10 * RATE : 12 * RATE]) == 0
+    assert "only channel 1" in part.warnings[0]
+
+
+JOINED = {
+    "chained ogg": encode("ogg", "libopus", [minute()[: 20 * RATE]])
+    + encode("ogg", "libopus", [minute()[20 * RATE :]]),
+    "joined mp3": encode("mp3", "libmp3lame", [minute()[: 20 * RATE]], rate=44_100)
+    + encode("mp3", "libmp3lame", [minute()[20 * RATE :]], rate=16_000),
+    "joined transport streams": encode("mpegts", "aac", [minute()[: 20 * RATE]])
+    + encode("mpegts", "aac", [minute()[20 * RATE :]]),
+}
+
+
+@pytest.mark.parametrize("start", [3, 15, 30, 50])
+@pytest.mark.parametrize("file", JOINED.values(), ids=JOINED.keys())
+def test_a_part_of_joined_files_is_the_right_one(file: bytes, start: int) -> None:
+    whole, part = played(file), played(file, start=start, end=start + 4)
+    assert abs(lag(part.samples, whole.samples[start * RATE : (start + 4) * RATE])) < 0.03 * RATE
+
+
+def test_times_begin_with_the_first_sample() -> None:
+    file = encode("matroska", "libopus", [minute()], begins_s=30)
+    assert played(file).warnings == ()
+    assert abs(lag(played(file, start=20, end=25).samples, minute()[20 * RATE : 25 * RATE])) < 0.01 * RATE
+
+
+@pytest.mark.parametrize("container", ["matroska", "mp4"])
+def test_a_gap_in_the_sound_is_silence(container: str) -> None:
+    file = encode(container, "aac", [minute()[: 20 * RATE]], gap=(8, 5))
+    whole = played(file)
+    assert whole.duration == pytest.approx(25, abs=0.1)
+    assert whole.warnings == ()  # nobody spoke
+    assert not whole.samples[int(8.2 * RATE) : int(12.8 * RATE)].any()
+    assert abs(lag(whole.samples[15 * RATE : 20 * RATE], minute()[10 * RATE : 15 * RATE])) < 0.01 * RATE
+    part = played(file, start=15, end=20)
+    assert abs(lag(part.samples, whole.samples[15 * RATE : 20 * RATE])) < 0.01 * RATE
+    assert not played(file, start=9, end=12).samples.any()
+
+
+def test_a_part_of_a_file_that_is_cut_off_says_so_where_it_misses_something() -> None:
+    file = as_minute("mp4", "aac", 48_000, {"movflags": "faststart"})
+    cut = file[: len(file) // 2]
+    assert any("cut off" in warning for warning in played(cut, start=20, end=55).warnings)
+    assert played(cut, start=20, end=25).warnings == ()
+
+
+def test_an_mp3_that_holds_fewer_frames_than_its_header_counts_is_cut_off() -> None:
+    file = encode("mp3", "libmp3lame", [speech()], rate=44_100)
+    assert "cut off" in heard(file[: len(file) // 2]).warnings[0]
+    without_header = encode("mp3", "libmp3lame", [speech()], rate=44_100, options={"write_xing": "0"})
+    assert heard(without_header[: len(without_header) // 2]).warnings == ()
+
+
+def test_damage_before_the_part_is_not_told() -> None:
+    file = hurt(as_minute("ipod", "aac", 44_100), seed=0)
+    assert "damaged" in played(file).warnings[0]
+    assert played(file, start=45, end=50).warnings == ()
+
+
+def test_what_damage_took_away_is_told_in_seconds() -> None:
+    file = bytearray(as_minute("flac", "flac", 16_000))
+    place = len(file) // 2
+    file[place : place + len(file) // 20] = bytes(len(file) // 20)
+    decoded = played(bytes(file))
+    assert decoded.duration == pytest.approx(60, abs=0.1)
+    assert any(re.search(r"3\.\d s of audio are missing", warning) for warning in decoded.warnings)
+    assert abs(lag(decoded.samples[40 * RATE :], minute()[40 * RATE :])) < 0.01 * RATE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "de_kerstin_0726.webm",
+        "en_asterisk_queue-periodic-announce.g722",
+        "en_asterisk_vm-invalid-password_8k.wav",
+        "en_jfk_16k.flac",
+        "en_lj001-0014.mp3",
+        "en_stereo_two_speakers.flac",
+        "es_mls_13697_11991_000000.opus",
+        "ja_commonvoice_24511055.mp3",
+    ],
+)
+def test_recordings_that_are_whole_have_no_warnings(name: str, recording: Callable[[str], Recording]) -> None:
+    with recording(name).path.open("rb") as file:
+        decoded = decode(file, Stop(), max_seconds=60, extension=name.rpartition(".")[2])
+    assert decoded.duration > 2
+    assert decoded.warnings == ()

@@ -410,11 +410,12 @@ def test_an_english_model_says_what_it_does_only_in_part(
 
 def test_models_that_were_not_trained_for_it_say_so(multilingual: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert multilingual.remarks(request(translate=True, language="de")) == ()
-    for name, options, remark in [
+    table: list[tuple[str, dict[str, Any], str]] = [
         ("turbo", {"translate": True}, "wasn't trained to translate"),
         ("distil-large-v3", {"translate": True}, "wasn't trained to translate"),
         ("distil-large-v3", {"language": "de"}, "trained on English only: de may come out wrong"),
-    ]:
+    ]
+    for name, options, remark in table:
         monkeypatch.setattr(multilingual, "_files", ModelFiles(name, Path()))
         assert remark in multilingual.remarks(request(**options))[0]
 

@@ -20,7 +20,7 @@ from whisper_worker.service import Service
 from whisper_worker.transcript import Said, Word
 
 TEXT = " Grüße" * 500
-SMALL = {"MAX_INLINE_BYTES": "3000"}
+SMALL: dict[str, Any] = {"MAX_INLINE_BYTES": "3000"}
 NO_DETAILS = "left out, for the reply to arrive: tokens and word_timestamps"
 
 
@@ -46,7 +46,7 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-def operators(s3: str) -> dict[str, str]:
+def operators(s3: str) -> dict[str, Any]:
     return {
         **SMALL,
         "BUCKET_ENDPOINT_URL": s3,

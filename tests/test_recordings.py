@@ -340,7 +340,7 @@ class Undecided(FakeEngine):
         return walk
 
 
-LONG = encode("ogg", "libopus", [speech_for(400)])
+LONG = encode("ogg", "libopus", [speech_for(200)])
 
 
 def test_a_language_is_detected_without_text() -> None:
@@ -359,7 +359,7 @@ def test_a_language_is_detected_without_text() -> None:
     }
 
 
-@pytest.mark.parametrize(("seconds", "read"), [(0, [60]), (100, [60, 120]), (1000, [60, 120, 240, 400])])
+@pytest.mark.parametrize(("seconds", "read"), [(0, [60]), (80, [60, 120]), (1000, [60, 120, 200])])
 def test_no_more_is_read_than_a_language_needs(seconds: float, read: list[float]) -> None:
     engine = Undecided(seconds)
     output = answer_of(job(LONG, task="detect_language"), engine)

@@ -54,7 +54,7 @@ GOOD = [
 ]
 BAD = [
     Bad("text", "please transcribe", "BAD_INPUT: input: must be an object"),
-    Bad("empty", {}, "BAD_INPUT: give exactly one of audio and audio_base64"),
+    Bad("empty", {}, "BAD_INPUT: give exactly one of audio, audio_base64 and audios"),
     Bad("unknown field", {"audio_base64": WINDOW, "langauge": "en"}, "BAD_INPUT: langauge: unknown field"),
     Bad("local path", {"audio": str(CLIP)}, "BAD_INPUT: audio: must be an http or https URL"),
     Bad("404", {"audio": f"{FILES}/missing?signature=SECRET"}, "DOWNLOAD_FAILED: http://127.0.0.1:"),

@@ -197,7 +197,7 @@ class _Reading:
             announced = f"the file announces {self._announced_s:.1f} s of audio but holds {seconds:.1f} s"
             yield f"{announced}: it is cut off or damaged"
         if self._ended_early:
-            yield "the file ends without its end-of-stream mark: it may be cut off"
+            yield "the file ends in the middle of an Ogg page: it is cut off"
         if self._hidden_bytes:
             yield f"the file's header leaves out {self._hidden_bytes} bytes behind the audio, which may hold more of it"
 
@@ -206,7 +206,7 @@ class _Reading:
         self._announced_s = self._announced()
         if container.format.name == "mp3" and stream.duration and containers.counts_its_frames(file):
             self._announced_s = _seconds(stream.duration, stream)
-        self._ended_early = container.format.name == "ogg" and not containers.has_last_ogg_page(file)
+        self._ended_early = container.format.name == "ogg" and containers.ends_within_ogg_page(file)
         self._hidden_bytes = containers.hidden_bytes(file, container, stream, self._position / SAMPLE_RATE)
 
     def _announced(self) -> float | None:
@@ -265,17 +265,18 @@ class _Reading:
                 raise _Lost from error
             packets = self._packets()
         before = None
+        tick_s = _seconds(1, self._stream)  # asking each packet for it would take longer than reading it
         for packet in packets:
             stop.check()
             if packet is None or packet.pts is None:
                 if packet is None or packet.size or way == "jump" or before is None:
                     raise _Lost
                 raise _behind_end(before)
-            at = _seconds(packet.pts, packet) - self._begins
+            at = packet.pts * tick_s - self._begins
             if before is not None and not -GAP_S < at - before < MAX_GAP_S:
                 raise _Lost
             # A tick less than its duration, which Matroska rounds to milliseconds: it would sum up.
-            before = max(at, before or at) + _seconds(max((packet.duration or 0) - 1, 0), packet)
+            before = max(at, before or at) + max((packet.duration or 0) - 1, 0) * tick_s
             if before >= target:
                 break
         else:

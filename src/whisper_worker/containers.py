@@ -187,8 +187,8 @@ def is_chained(file: IO[bytes], stop: Stop) -> bool:
     All of it is searched, which takes a second for some GB; nothing else tells.
     """
     place = 0
-    while _page(file, place)[5:6] == b"\x02":  # the first pages of streams that go on side by side
-        place += len(_page(file, place))
+    while (page := _page(file, place))[0] == 2:  # the first pages of streams that go on side by side
+        place += page[1]
     file.seek(place)
     last = b""
     while block := file.read(1 << 20):
@@ -199,13 +199,13 @@ def is_chained(file: IO[bytes], stop: Stop) -> bool:
     return False
 
 
-def _page(file: IO[bytes], place: int) -> bytes:
-    """The Ogg page that begins at a place."""
+def _page(file: IO[bytes], place: int) -> tuple[int, int]:
+    """The flags and the length of the Ogg page that begins at a place; no length where there is none."""
     file.seek(place)
-    page = file.read(MAX_OGG_PAGE)
-    if page[:4] != b"OggS" or len(page) < 27:
-        return b""
-    return page[: 27 + page[26] + sum(page[27 : 27 + page[26]])]
+    head = file.read(27 + 255)
+    if head[:4] != b"OggS" or len(head) < 27:
+        return 0, 0
+    return head[5], 27 + head[26] + sum(head[27 : 27 + head[26]])
 
 
 def is_ogg(file: IO[bytes]) -> bool:
@@ -213,13 +213,14 @@ def is_ogg(file: IO[bytes]) -> bool:
     return file.read(4) == b"OggS"
 
 
-def has_last_ogg_page(file: IO[bytes]) -> bool:
-    """An Ogg file announces no length, but marks its last page (RFC 3533, section 6)."""
+def ends_within_ogg_page(file: IO[bytes]) -> bool:
+    """An Ogg file announces no length, but is made of pages. The last one's mark is no help: browsers leave it out."""
     size = file.seek(0, 2)
-    file.seek(max(size - MAX_OGG_PAGE, 0))
-    tail = file.read()
-    page = tail.rfind(b"OggS")
-    return page >= 0 and page + 5 < len(tail) and bool(tail[page + 5] & 4)
+    start = max(size - MAX_OGG_PAGE, 0)
+    file.seek(start)
+    last = start + file.read().rfind(b"OggS")
+    _, length = _page(file, last)
+    return last < start or not length or last + length > size
 
 
 def hidden_bytes(file: IO[bytes], container: InputContainer, stream: AudioStream, seconds: float) -> int:
