@@ -139,13 +139,21 @@ class PartialOutput(TypedDict):
     detected_language: LanguageCode
     language_probability: float | None
     language_probabilities: dict[str, float]
+    warnings: NotRequired[Warnings]
+
+
+class PartialResultsOutput(TypedDict):
+    """The same of several files; null where nothing was done."""
+
+    results: list[PartialOutput | None]
+    warnings: NotRequired[Warnings]
 
 
 class ErrorOutput(TypedDict):
     """A failure, of a job or of one of its files."""
 
     error: Annotated[str, Field(description="`CODE: sentence`")]
-    partial: NotRequired[PartialOutput]
+    partial: NotRequired[PartialOutput | PartialResultsOutput]
 
 
 class ResultsOutput(TypedDict):

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -149,6 +149,10 @@ def _underscored(value: Any) -> Any:
     return value.strip().lower().replace(" ", "_") if isinstance(value, str) else value
 
 
+def _spaced(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name.replace("_", " ") for name in names)
+
+
 def _fallback_step(value: float) -> float:
     if 0 < value < 0.05:
         raise ValueError("must be 0 (no fallback) or at least 0.05")
@@ -174,7 +178,12 @@ def _text_or_object(value: Any) -> str:
 
 
 FormatName = Literal["plain_text", "formatted_text", "srt", "vtt", "json", "verbose_json", "tsv", "lrc"]
-Format = Annotated[FormatName, BeforeValidator(_underscored)]
+FORMAT_NAMES: tuple[str, ...] = get_args(FormatName)
+Format = Annotated[
+    FormatName,
+    BeforeValidator(_underscored),
+    WithJsonSchema({"type": "string", "enum": list(dict.fromkeys(FORMAT_NAMES + _spaced(FORMAT_NAMES)))}),
+]
 Task = Literal["transcribe", "translate", "detect_language"]
 TokenId = Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[
@@ -213,7 +222,8 @@ class _Object(BaseModel):
 
 
 def _exactly_one(*names: str) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
+    given = ({"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names)
+    return ConfigDict(json_schema_extra={"oneOf": list(given)})
 
 
 class AudioItem(_Object):
@@ -330,7 +340,7 @@ class Request(_Object):
     task: Task = Field(
         "transcribe",
         description="`transcribe`; `translate` (only the English translation); `detect_language` (no text, and no "
-        "more of the audio is read than that needs)",
+        "more of the audio is decoded than that needs)",
     )
     language: Annotated[str, AfterValidator(_language_or_auto)] | None = Field(
         None, description="Code or English name of the language spoken; `auto` or absent: detected"
@@ -393,7 +403,9 @@ class Request(_Object):
         description="Text before the first window, for names and style; with `hotwords`, `prefix` at most 223 tokens",
     )
     prefix: Prompt | None = Field(None, description="Text that the first window's begins with, whatever is said there")
-    hotwords: Prompt | None = Field(None, description="Words and names to listen for, shown before each window")
+    hotwords: Prompt | None = Field(
+        None, description="Words and names to listen for, shown before each window but one with a `prefix`"
+    )
     condition_on_previous_text: bool = Field(False, description="Show each window the text of those before it")
     temperature_increment_on_fallback: Annotated[float, Field(ge=0, le=1), AfterValidator(_fallback_step)] = Field(
         0.2, description="Step to the next temperature when a window fails a threshold; 0: no second try"

@@ -14,6 +14,7 @@ from whisper_worker.output import Output, ResultsOutput, SegmentOutput, SegmentW
 from whisper_worker.request import Request
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NULL = {"type": "null"}
 BOUND_SIGNS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 Json = dict[str, Any]
@@ -22,9 +23,23 @@ Json = dict[str, Any]
 def schema() -> Json:
     """`input`: of a job's input; `output`: of what it gives. `null` in an input counts as absent."""
     return {
-        "input": {"$schema": DIALECT, **Request.model_json_schema()},
+        "input": {"$schema": DIALECT, **_input_schema()},
         "output": {"$schema": DIALECT, "title": "Output", **TypeAdapter(Output).json_schema()},
     }
+
+
+def _input_schema() -> Json:
+    whole = Request.model_json_schema()
+    for kind in (whole, *whole["$defs"].values()):
+        kind["properties"] = {name: _or_null(field) for name, field in kind["properties"].items()}
+    return whole
+
+
+def _or_null(field: Json) -> Json:
+    if NULL in field.get("anyOf", ()):
+        return field
+    about = {key: value for key, value in field.items() if key in ("title", "description", "default")}
+    return {"anyOf": [{key: value for key, value in field.items() if key not in about}, NULL], **about}
 
 
 def markdown_tables() -> Iterator[str]:
