@@ -222,8 +222,8 @@ class _Object(BaseModel):
 
 
 def _exactly_one(*names: str) -> ConfigDict:
-    given = ({"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names)
-    return ConfigDict(json_schema_extra={"oneOf": list(given)})
+    given: list[Any] = [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]
+    return ConfigDict(json_schema_extra={"oneOf": given})
 
 
 class AudioItem(_Object):
