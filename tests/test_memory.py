@@ -40,7 +40,7 @@ def main() -> None:
 
     async def used(name: str) -> int:
         async with registry.leased(name) as model:
-            await asyncio.to_thread(model.canary.warm_up)  # a real transcription
+            model.canary.warm_up()  # a real transcription; on no thread that might not be done with the model yet
             return rss()
 
     async def run() -> list[tuple[int, int]]:
@@ -53,17 +53,17 @@ def main() -> None:
 
 # Freed memory between blocks that are in use is lost for the system. The second environment leaves little of that, as
 # large blocks are given back one by one; the worker would be slow in it.
-ALLOCATORS: dict[str, tuple[dict[str, str], float]] = {
-    "glibc as it is": ({}, 1.0),
-    "glibc without holes": ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, 0.5),
+ALLOCATORS: dict[str, tuple[dict[str, str], float, float]] = {
+    "glibc as it is": ({}, 1.0, 0),
+    "glibc without holes": ({"MALLOC_MMAP_THRESHOLD_": "1000000"}, 0.25, 30 * MB),
 }
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's own figures")
-@pytest.mark.parametrize(("env", "most"), ALLOCATORS.values(), ids=ALLOCATORS.keys())
-def test_a_model_that_went_for_another_gives_its_memory_back(env: dict[str, str], most: float) -> None:
+@pytest.mark.parametrize(("env", "most", "least"), ALLOCATORS.values(), ids=ALLOCATORS.keys())
+def test_a_model_that_went_for_another_gives_its_memory_back(env: dict[str, str], most: float, least: float) -> None:
     """In all rounds together at most so much is left behind as one model's weights, times `most`; and each time that
-    the small model comes back there is less than with the large one."""
+    the small model comes back there is less than with the large one, by `least`."""
     weights = (find_multilingual() / "model.bin").stat().st_size / 2  # stored in 16 bits, loaded in 8
     path = os.pathsep.join(str(ROOT / folder) for folder in ("", "src", "tests"))
     process = subprocess.run(
@@ -78,7 +78,7 @@ def test_a_model_that_went_for_another_gives_its_memory_back(env: dict[str, str]
     rounds = json.loads(process.stdout)
     small, large = ([figures[i] for figures in rounds] for i in (0, 1))
     shown = f"MB in each round: {[[round(figure / MB) for figure in figures] for figures in rounds]}"
-    assert all(after < before - 15 * MB for before, after in zip(large, small[1:], strict=False)), shown
+    assert all(after < before - least for before, after in zip(large, small[1:], strict=False)), shown
     assert small[-1] - small[1] < most * weights, shown
     assert large[-1] - large[0] < most * weights, shown
 

@@ -344,6 +344,7 @@ class Registry:
             loaded.canary.close()
             self._free(_Place(files, loaded))
             raise
+        _trim_heap()  # reading the weights took more than they need
         return loaded
 
     def _free(self, place: _Place) -> None:
