@@ -536,8 +536,9 @@ def test_the_model_is_asked_for_earlier_pieces_first(english: Engine, monkeypatc
 
 def test_weights_are_given_back() -> None:
     engine = load(find("bundled"))
+    model = engine._model._model
     engine.close()
-    assert not engine._whisper.model.model_is_loaded
+    assert not model.model_is_loaded
 
 
 # --- many languages

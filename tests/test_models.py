@@ -131,13 +131,22 @@ def test_a_listed_model_may_be_named_and_no_other() -> None:
         offered.choose("medium")
 
 
-def test_a_folder_is_named_by_the_operators_very_string(tmp_path: Path) -> None:
-    folder = str(make_model(tmp_path / "mine"))
-    offered = catalog(MODELS=f"*,{folder}")
-    assert find_offered(offered.choose(folder)).folder == Path(folder)
-    for name in (f"{folder}/", f"{tmp_path}/./mine"):
-        with pytest.raises(UnknownModel):
+def test_a_folder_is_called_by_its_name_which_tells_nothing_of_where_it_is(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "mine")
+    offered = catalog(MODELS=f"*,{folder}/")
+    assert find_offered(offered.choose("mine")) == ModelFiles("mine", folder)
+    for name in (str(folder), f"{folder}/", f"{tmp_path}/./mine"):
+        with pytest.raises(UnknownModel) as caught:
             offered.choose(name)
+        assert str(tmp_path) not in str(caught.value).partition("here; ")[2]
+
+
+def test_two_models_of_one_name_end_the_start(tmp_path: Path) -> None:
+    folders = [make_model(tmp_path / parent / "base") for parent in ("a", "b")]
+    for models in (f"{folders[0]},{folders[1]}", f"base,{folders[0]}"):
+        with pytest.raises(SettingsError, match=r"^MODELS: two models are called base"):
+            catalog(MODELS=models)
+    assert catalog(MODEL=str(folders[0]), MODELS=f"{folders[0]},tiny").others == (Model("tiny"),)
 
 
 OUTSIDE = ["../x", "/etc", "./x", ".", "~", "~/x", "a/../b", "a/b/c", "org/", "/name", "org/..", "org/a..b", "org/a--b"]
@@ -168,7 +177,7 @@ def test_a_callers_name_is_never_taken_for_a_folder(name: str, tmp_path: Path, m
     make_model(tmp_path / name)
     with pytest.raises(ModelUnavailable, match="can't be downloaded"):
         find_offered(offered.choose(name), runpod_cache=tmp_path)
-    assert find(name).folder == Path(name)  # the operator may mean it
+    assert find(name).folder == tmp_path / name  # the operator may mean it
 
 
 @pytest.mark.parametrize("models", ["huge", "base,huge", "/no/such/folder", "../x", "base,,tiny", "base,", ","])

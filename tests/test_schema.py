@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import FakeEngine, segment, spoken
 from file_server import FileServer, taken
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # its stubs are one more package
+from jsonschema import Draft202012Validator
 from media import RATE, pcm, wav
 from served import answer, job, raising, speech_for
 from worker_process import ROOT, worker_env

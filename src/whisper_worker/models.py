@@ -34,22 +34,24 @@ class ModelUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Model:
-    """One that the worker offers, by the name that replies and logs call it."""
+    """One that the worker offers, by the name that replies and logs call it: of a `folder` its last part."""
 
     name: str
-    is_folder: bool = False
+    folder: Path | None = None
 
     @classmethod
     def of_operator(cls, name: str) -> "Model":
         """Raises ModelUnavailable for what can't be a model's name."""
-        is_folder = name != BUNDLED and Path(name).expanduser().is_dir()
-        if not (is_folder or is_public(name)):
+        folder = Path(name).expanduser().absolute()
+        if name != BUNDLED and folder.is_dir():
+            return cls(folder.name, folder)
+        if not is_public(name):
             raise ModelUnavailable(f"{name!r} is neither a folder nor one of {_KINDS}")
-        return cls(name, is_folder)
+        return cls(name)
 
     def is_called(self, name: str) -> bool:
         """Whether `name` means this model: the same name, or another for the same repository."""
-        return name == self.name or (not self.is_folder and repository(name) == repository(self.name))
+        return name == self.name or (self.folder is None and repository(name) == repository(self.name))
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,6 @@ class ModelFiles:
 
     name: str
     folder: Path
-
-    def is_called(self, name: str) -> bool:
-        """Whether a caller's `name` means this model: the same name, or another for the same repository."""
-        return name == self.name or repository(name) == repository(self.name)
 
     @property
     def translates(self) -> bool:
@@ -103,11 +101,16 @@ class Catalog:
         for entry in entries:
             if not entry:
                 raise SettingsError(f"MODELS={settings.models!r}: has an empty entry")
-            if entry != ANY and not any(model.is_called(entry) for model in (default, *others)):
-                try:
-                    others.append(Model.of_operator(entry))
-                except ModelUnavailable as error:
-                    raise SettingsError(f"MODELS: {error}") from None
+            if entry == ANY:
+                continue
+            try:
+                model = Model.of_operator(entry)
+            except ModelUnavailable as error:
+                raise SettingsError(f"MODELS: {error}") from None
+            if not any(other.is_called(model.name) for other in (default, *others)):
+                others.append(model)
+            elif not any(other.folder == model.folder for other in (default, *others)):
+                raise SettingsError(f"MODELS: two models are called {model.name}: rename a folder")
         return cls(default, tuple(others), ANY in entries)
 
     def choose(self, name: str | None) -> Model:
@@ -156,8 +159,8 @@ def find(name: str | None, runpod_cache: Path = RUNPOD_CACHE) -> ModelFiles:
 
 def find_offered(model: Model, runpod_cache: Path = RUNPOD_CACHE) -> ModelFiles:
     """The files of a model in the catalog. May download. Raises ModelUnavailable."""
-    if model.is_folder:
-        return ModelFiles(model.name, _complete(Path(model.name).expanduser()))
+    if model.folder is not None:
+        return ModelFiles(model.name, _complete(model.folder))
     if model.name == BUNDLED:
         return _bundled()
     return ModelFiles(model.name, _cached(model.name, runpod_cache) or _downloaded(model.name))

@@ -135,6 +135,7 @@ class Service:
             else:
                 output = await self._several(job, model)
             answer = await self._reply(job, output)
+            model.canary.count_job()
         log.event(
             "job_done",
             job=job.id,
@@ -146,7 +147,6 @@ class Service:
             warnings=len(answer["warnings"]) or None,
             stored="stored" in answer or None,
         )
-        model.canary.count_job()
         return answer
 
     async def _several(self, job: Job, model: Loaded) -> Json:

@@ -38,7 +38,7 @@ class Settings(BaseModel):
         None,
         min_length=1,
         description="The model to serve: a size (`tiny` … `large-v3`, `turbo`, `distil-large-v3` …), a CTranslate2 "
-        "repository on the Hugging Face hub, a folder, or `bundled`. Default: `bundled`, the demo model (tiny.en), "
+        "repository on the Hugging Face hub, a folder (called by its last part), or `bundled`. Default: `bundled`, the demo model (tiny.en), "
         "where it is installed",
     )
     models: str | None = Field(
@@ -183,7 +183,7 @@ def on_runpod(env: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Threads:
-    """How the machine is shared out; see README, "How many jobs at once"."""
+    """How the machine is shared out; see README, "How the work is shared"."""
 
     inter: int
     intra: int

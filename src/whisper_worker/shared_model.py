@@ -206,6 +206,7 @@ class SharedModel:
         """Let what runs end, fail what waits, free the weights."""
         self._batcher.close()
         self._model.unload_model()
+        self._model = None  # unloaded, it still holds memory; a thread that has worked for it may hold us for a while
 
     def encode(self, features: StorageView, to_cpu: bool = False) -> Window:  # noqa: ARG002  (always)
         """A window for the calls below. `features`: float32, shape (1, n_mels, 3000), on the CPU.
