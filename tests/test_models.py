@@ -143,9 +143,9 @@ def test_a_folder_is_called_by_its_name_which_tells_nothing_of_where_it_is(tmp_p
 
 def test_two_models_of_one_name_end_the_start(tmp_path: Path) -> None:
     folders = [make_model(tmp_path / parent / "base") for parent in ("a", "b")]
-    for models in (f"{folders[0]},{folders[1]}", f"base,{folders[0]}"):
+    for entries in (f"{folders[0]},{folders[1]}", f"base,{folders[0]}"):
         with pytest.raises(SettingsError, match=r"^MODELS: two models are called base"):
-            catalog(MODELS=models)
+            catalog(MODELS=entries)
     assert catalog(MODEL=str(folders[0]), MODELS=f"{folders[0]},tiny").others == (Model("tiny"),)
 
 

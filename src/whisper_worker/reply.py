@@ -137,8 +137,8 @@ def fitting(output: Json, max_bytes: int) -> Json:
     if fits(smaller, max_bytes):
         return smaller
     raise ResultTooLarge(
-        f"the result has {size(output)} bytes, still {size(smaller)} without tokens and words, and {max_bytes} fit into "
-        "a reply: name an upload_url or an s3Config, or send the audio in parts"
+        f"the result has {size(output)} bytes, still {size(smaller)} without tokens and words, and {max_bytes} "
+        "fit into a reply: name an upload_url or an s3Config, or send the audio in parts"
     )
 
 

@@ -38,8 +38,8 @@ class Settings(BaseModel):
         None,
         min_length=1,
         description="The model to serve: a size (`tiny` … `large-v3`, `turbo`, `distil-large-v3` …), a CTranslate2 "
-        "repository on the Hugging Face hub, a folder (called by its last part), or `bundled`. Default: `bundled`, the demo model (tiny.en), "
-        "where it is installed",
+        "repository on the Hugging Face hub, a folder (called by its last part), or `bundled`. Default: `bundled`, the "
+        "demo model (tiny.en), where it is installed",
     )
     models: str | None = Field(
         None,
