@@ -65,6 +65,11 @@ class Clip:
     def group(self) -> str:
         return self.language or SILENT
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What the worker is asked for, besides the text."""
+        return {"channels": "split"} if self.has_two_speakers else {}
+
     def errors(self, heard: Heard) -> tuple[int, int]:
         """Those made, and the words (or characters) said. A failure has missed all, and is an error in itself."""
         language = self.language or "en"  # where nothing is said, each word is one too many in any language
@@ -240,7 +245,7 @@ def _heard_by_worker(clips: Sequence[Clip], loaded: Model, options: Namespace) -
         worker.wait_until_ready(START_S)
 
         def all_heard() -> list[Heard]:
-            jobs = [send(endpoint, str(clip.file)) for clip in clips]
+            jobs = [send(endpoint, str(clip.file), **clip.options) for clip in clips]
             worker.wait_for(lambda: all(job.is_final for job in jobs), options.timeout)
             return [_heard(job) for job in jobs]
 
@@ -251,7 +256,8 @@ def _heard_by_worker(clips: Sequence[Clip], loaded: Model, options: Namespace) -
 def _heard(job: Job) -> Heard:
     if job.status != "COMPLETED":
         return Heard(failure=job.error or job.status)
-    return Heard(str(job.output["transcription"]))
+    segments = job.output["segments"]  # of each channel apart, or of none
+    return Heard("".join(s["text"] for s in sorted(segments, key=lambda s: s.get("channel", 0))).strip())
 
 
 # The report.
@@ -262,7 +268,7 @@ def tables(pairs: Sequence[Pair], scores: Mapping[str, Score], *, with_texts: bo
     together = [pair for pair in pairs if pair.clip.has_two_speakers]
     made = [_clips_table("Clips", alone)]
     if together:
-        made.append(_clips_table("Two speakers at once, not in the sums", together))
+        made.append(_clips_table("Two speakers at once, whom only the worker hears apart; not in the sums", together))
     if with_texts:
         made += [_texts_table(pair) for pair in pairs]
     total = sum(scores.values(), Score())
@@ -303,8 +309,8 @@ def _notes(options: Namespace) -> list[str]:
         f"{', '.join(sorted(wer.WITHOUT_SPACES))} characters are counted, in other languages words; the total adds "
         "them as they are.",
         f"{SILENT}: each word is one that was invented.",
-        "Two speakers at once: both transcribe one mix of the two sides, in which whose words win is chance; the rate "
-        "is of the left side's words with the right side's after them. So these say nothing of either.",
+        "Two speakers at once, one on each side: the worker is asked to hear the sides apart (`channels: split`), the "
+        "library mixes them. The rate is of the left side's words with the right side's after them.",
         f"Errors and words are sums of the repeats ({options.repeats}). What is decoded again at a higher temperature "
         "is drawn at random, and may differ each time.",
     ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Semaphore
-from typing import Protocol
+from typing import Any, Protocol
 
 import requests
 from file_server import Answer as Reply
@@ -154,9 +154,10 @@ class _Serving:
         return Memory.of(self._process.pid)
 
 
-def send(endpoint: LocalEndpoint, audio: str) -> Job:
+def send(endpoint: LocalEndpoint, audio: str, **options: Any) -> Job:
     """A new job: to transcribe a URL, or a file of this machine."""
-    reply = requests.post(f"{endpoint.url}/{ENDPOINT_ID}/run", json={"input": {"audio": audio}}, timeout=POST_S)
+    job = {"input": {"audio": audio, **options}}
+    reply = requests.post(f"{endpoint.url}/{ENDPOINT_ID}/run", json=job, timeout=POST_S)
     return endpoint.jobs[reply.json()["id"]]
 
 

@@ -123,6 +123,20 @@ def test_a_file_that_fails_in_the_model_leaves_the_others_alone() -> None:
     assert output["results"][1]["transcription"] == "Hello."
 
 
+def test_a_file_that_is_given_up_midway_tells_what_was_done_of_it() -> None:
+    calls = iter(range(10))
+
+    def act(*_: object) -> Said:
+        if next(calls):
+            raise OutOfMemory("none left")
+        return Said((segment(0, 1),), language=spoken("en"))
+
+    one = several(inline(wav(pcm(speech_for(12)))), condition_on_previous_text=True)
+    [result] = answer_of(one, FakeEngine(act), PIECE_SECONDS="5")["results"]
+    assert result["error"] == "OUT_OF_MEMORY: none left"
+    assert result["partial"]["transcription"] == "Hello."
+
+
 def test_files_together_are_no_longer_than_one_may_be() -> None:
     results = answer_of(several(*[inline(SPEECH)] * 3), MAX_AUDIO_S="10")["results"]
     assert sorted(result.get("error", "")[:9] for result in results) == ["", "", "TOO_LONG:"]

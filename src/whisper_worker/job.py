@@ -76,6 +76,10 @@ class Recording:
     def seconds_done(self) -> float:
         return self.transcript.until if self.transcript else 0.0
 
+    def done_so_far(self, request: Request) -> dict[str, Any] | None:
+        """None when that is nothing."""
+        return dict(reply.partial(request, self.transcript)) if self.transcript else None
+
     def is_first_to_inform(self) -> bool:
         """True the first time."""
         first, self._informed = not self._informed, True
@@ -125,7 +129,7 @@ class Job:
 
     def done_so_far(self) -> dict[str, Any] | None:
         """None when that is nothing."""
-        parts = [each.transcript and reply.partial(self.request, each.transcript) for each in self.recordings]
-        if not any(parts):
-            return None
-        return {"results": parts} if self.request.audios is not None else dict(parts[0] or {})
+        parts = [each.done_so_far(self.request) for each in self.recordings]
+        if self.request.audios is None:
+            return parts[0]
+        return {"results": parts} if any(parts) else None

@@ -160,7 +160,9 @@ class Service:
             except Unhealthy:
                 raise
             except Exception as error:
-                return self._explained(job, error, recording).reply
+                explained = self._explained(job, error, recording)
+                so_far = recording.done_so_far(job.request) if explained.breaks_off else None
+                return {**explained.reply, "partial": so_far} if so_far else explained.reply
             finally:
                 recording.is_over = True
 
