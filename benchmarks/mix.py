@@ -91,6 +91,10 @@ OPTIONS: Sequence[Input] = (
     {"transcription": "srt"},
     {"transcription": "vtt", "word_timestamps": True},
     {"transcription": "formatted_text"},
+    {"transcription": "srt", "max_line_width": 20, "max_line_count": 2},
+    {"formats": ["srt", "verbose_json"], "word_timestamps": True},
+    {"channels": "split"},
+    {"clip": {"start": 0}},
     {"enable_vad": False},
     {"language": "en"},
 )
