@@ -44,7 +44,7 @@ def main() -> None:
             return rss()
 
     async def run() -> list[tuple[int, int]]:
-        return [(await used("bundled"), await used(large)) for _ in range(ROUNDS)]
+        return [(await used("bundled"), await used(Path(large).name)) for _ in range(ROUNDS)]
 
     print(json.dumps(asyncio.run(run())))  # noqa: T201
     registry.close()
