@@ -284,10 +284,16 @@ def test_hotwords_and_the_text_before_leave_room_for_the_text(english: Engine) -
     assert len(transcript.segments) >= 15
 
 
-def test_no_window_has_more_new_tokens_than_allowed(english: Engine) -> None:
-    few = transcribe(english, speech(), max_new_tokens=4, temperature_increment_on_fallback=0)
-    assert few.segments
-    assert all(len(segment.tokens) <= 4 for segment in few.segments)
+@pytest.mark.parametrize("prompt", [None, "word " * 100, "word " * 223])
+@pytest.mark.parametrize("count", [4, 14, 220])
+def test_a_window_has_as_many_new_tokens_as_are_allowed(count: int, prompt: str | None, english: Engine) -> None:
+    few: dict[str, Any] = {"max_new_tokens": count, "initial_prompt": prompt, "temperature_increment_on_fallback": 0}
+    endless = transcribe(english, np.tile(speech(), 6), **few, suppress_tokens=[english._end_of_text], beam_size=1)
+    window = endless.segments[0].seek
+    assert sum(len(segment.tokens) for segment in endless.segments if segment.seek == window) <= count
+    if count == 4:
+        plain = transcribe(english, speech(), **few)
+        assert sum(len(segment.tokens) for segment in plain.segments) in (0, count)
 
 
 def test_a_suppressed_token_is_never_produced(english: Engine) -> None:

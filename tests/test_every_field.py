@@ -142,7 +142,7 @@ def spanish_then_english() -> str:
 
 
 def base_model() -> str:
-    return str(find_multilingual())
+    return find_multilingual().name
 
 
 CLEAR = {"audio_base64": WINDOW}

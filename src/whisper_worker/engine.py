@@ -332,6 +332,7 @@ class Walk:
             passes=partial(engine.passes, request),
             on_run=self._note_run,
             hotwords=len(engine.tokens(request.hotwords)) if request.hotwords else 0,
+            max_new_tokens=request.max_new_tokens,
             keeps=TRANSLATED_WINDOWS if request.wants_transcription and request.wants_translation else 1,
             rank=index,  # the segments of the first piece that isn't done are waited for
         )

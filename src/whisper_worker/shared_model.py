@@ -120,9 +120,9 @@ class Caller:
     `stop`: the job's; it also tells jobs apart, which take turns. `passes`: does a generation result of CTranslate2
     pass the job's quality gates? Without it no window is fitted. `choose`: of a window's languages, most probable
     first, those that the job takes it for. `on_run` is called when a window reaches the model. `hotwords`: so many
-    tokens at the start of each prompt stay there. `keeps`: so many windows last seen are found again, with their
-    encoding, when the piece is gone through once more. `rank`: of the job's pieces, those with a lower one are served
-    first.
+    tokens at the start of each prompt stay there. `max_new_tokens`: the most of a window's text. `keeps`: so many
+    windows last seen are found again, with their encoding, when the piece is gone through once more. `rank`: of the
+    job's pieces, those with a lower one are served first.
     """
 
     stop: Stop
@@ -130,6 +130,7 @@ class Caller:
     choose: Callable[[Languages], Languages] = lambda languages: languages
     on_run: Callable[[], None] = lambda: None
     hotwords: int = 0
+    max_new_tokens: int | None = None
     keeps: int = 1
     rank: int = 0
     features: tuple[Any, Mel] | None = None
@@ -226,7 +227,11 @@ class SharedModel:
 
     def generate(self, window: Window, prompts: list[list[int]], **options: Any) -> list[Any]:
         """In one call of CTranslate2 all prompts have one length and start their task at one index."""
-        prompt, options = self._shortened(prompts[0], options)
+        prompt = self._shortened(prompts[0])
+        if count := self.caller.max_new_tokens:
+            # CTranslate2 gives the text half of `max_length`, or what is left of it behind all but one of the prompt's
+            # tokens, if that is less; faster-whisper asks for the sum of both numbers.
+            options["max_length"] = max(2 * count, len(prompt) - 1 + count)
 
         def act(encoded: StorageView, prompts: list[list[int]]) -> list[Any]:
             return list(self._model.generate(encoded, prompts, **options))
@@ -274,16 +279,14 @@ class SharedModel:
         caller: Caller | None = getattr(self._threads, "caller", None)
         return caller or Caller(Stop())
 
-    def _shortened(self, prompt: list[int], options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    def _shortened(self, prompt: list[int]) -> list[int]:
         """A prompt that leaves half of the decoder's positions to the text: faster-whisper puts the hotwords into it,
         and as many tokens of the text before as fit by themselves: together more than CTranslate2 takes."""
         context = prompt[1 : prompt.index(self._start_token)]
         if (too_many := len(context) - MAX_PROMPT_TOKENS) <= 0:
-            return prompt, options
+            return prompt
         kept = self.caller.hotwords
-        if options["max_length"] < MAX_LENGTH:  # it counts the prompt
-            options = {**options, "max_length": options["max_length"] - too_many}
-        return [prompt[0], *context[:kept], *context[kept + too_many :], *prompt[1 + len(context) :]], options
+        return [prompt[0], *context[:kept], *context[kept + too_many :], *prompt[1 + len(context) :]]
 
     def _result_of(self, call: _Call) -> Any:
         future = self._batcher.submit(
