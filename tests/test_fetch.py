@@ -18,6 +18,7 @@ from runpod.serverless.utils import rp_ssrf
 
 from whisper_worker import fetch, web
 from whisper_worker.errors import DownloadFailed, DownloadRefused, TimedOut, TooLarge, WorkerError
+from whisper_worker.request import origin
 from whisper_worker.stop import Stop, Stopped, in_loose_thread
 
 LIMITS = fetch.DownloadLimits(max_bytes=1024 * 1024, timeout_s=60, attempts=3, max_redirects=3)
@@ -446,7 +447,7 @@ def test_once_a_redirect_has_left_the_origin_none_that_leads_back_gets_the_heade
     ],
 )
 def test_an_origin_is_scheme_host_and_port(url: str, other: str, is_same: bool) -> None:
-    assert (web.origin(url) == web.origin(other)) is is_same
+    assert (origin(url) == origin(other)) is is_same
 
 
 def test_a_default_port_in_the_url_is_not_in_the_host_header_as_signatures_expect(

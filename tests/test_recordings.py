@@ -18,7 +18,8 @@ from served import error as error_of
 
 from whisper_worker.errors import OutOfMemory, ShuttingDown
 from whisper_worker.live import Progress, Watcher
-from whisper_worker.service import AT_ONCE, Service
+from whisper_worker.recordings import FILES_AT_ONCE
+from whisper_worker.service import Service
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Said
@@ -82,7 +83,7 @@ class Gathering:
 
 @pytest.mark.usefixtures("_private_addresses_are_allowed")
 def test_files_of_one_job_are_fetched_at_the_same_time() -> None:
-    count = min(AT_ONCE, 10)
+    count = FILES_AT_ONCE
     together: Answer = Gathering(count, SPEECH)
     with FileServer({f"/{n}": together for n in range(count)}) as files:
         output = answer_of(several(*(files.url(f"/{n}") for n in range(count))))
@@ -119,7 +120,8 @@ def test_a_file_that_fails_in_the_model_leaves_the_others_alone() -> None:
         return Said((segment(0, 1),), language=spoken("en"))
 
     output = answer_of(several(inline(wav(pcm(speech_for(2)))), inline(SPEECH)), FakeEngine(act))
-    assert output["results"][0] == {"error": "OUT_OF_MEMORY: none left"}
+    assert output["results"][0]["error"] == "OUT_OF_MEMORY: none left"
+    assert output["results"][0]["partial"]["segments"] == []
     assert output["results"][1]["transcription"] == "Hello."
 
 
@@ -166,9 +168,9 @@ def test_a_job_of_several_files_that_is_broken_off_tells_what_was_done_of_each()
         output = asyncio.run(run(served))
     assert output["error"] == "SHUTTING_DOWN: it ends"
     first, second, third = output["partial"]["results"]
-    assert first["transcription"] == "Hello."
+    assert (first["transcription"], first["duration"]) == ("Hello.", 2.0)  # it was done
     assert second["segments"] == []
-    assert third is None
+    assert third == {"error": "NOT_AUDIO: the file is text, not audio"}
 
 
 def test_a_cancelled_job_of_several_files_has_ended_when_it_says_so() -> None:

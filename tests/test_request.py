@@ -165,6 +165,19 @@ REFUSED = [
     ({"audio_headers": {"A": 5}}, "audio_headers.A: "),
     ({"audio_headers": {f"x{n}": "" for n in range(33)}}, "audio_headers: has more than 32 headers"),
     ({"audio_headers": {f"x{n}": "" for n in range(101)}}, "audio_headers: has 101 fields, 100 are allowed"),
+    ({"audio_headers": {"A": "b", "a": "c"}}, "audio_headers: has a header twice"),
+    (
+        {"audio": None, "audios": [{"audio_base64": "UklG", "audio_headers": {"A": "b"}}]},
+        "audios.0: audio_headers: there is no URL",
+    ),
+    (
+        {"audio": None, "audios": [{"audio": URL, "audio_headers": {}}], "audio_headers": {"A": "b"}},
+        "audio_headers: there is no URL",
+    ),
+    (
+        {"audio": None, "audios": [URL, "http://example.org/a.mp3"], "audio_headers": {"A": "b"}},
+        "audio_headers: the files are at several hosts",
+    ),
     ({"audio_stream": -1}, "audio_stream: "),
     ({"channels": "left"}, "channels: Input should be 'mix' or 'split'"),
     ({"channels": -1}, "channels: "),
@@ -261,9 +274,20 @@ def test_a_job_has_one_source_or_many() -> None:
     assert request.sources == (Source(URL, None, headers), Source(URL, None, {}), Source(None, "UklG", headers))
 
 
-def test_what_a_stranger_may_not_read_is_in_no_text_of_a_source() -> None:
-    [source] = parse(audio=URL + "?token=s3cret", audio_headers={"Authorization": "Bearer s3cret"}).sources
-    assert "s3cret" not in repr(source)
+def test_what_a_stranger_may_not_read_is_in_no_text_of_a_request() -> None:
+    secret, headers = URL + "?token=s3cret", {"Authorization": "Bearer s3cret"}
+    request = parse(audio=secret, audio_headers=headers, upload_url=secret)
+    several = parse(audios=[secret, {"audio": secret, "audio_headers": headers}])
+    assert "s3cret" not in repr((request, request.sources, several, several.sources))
+
+
+def test_files_of_one_host_share_their_headers() -> None:
+    assert parse(audios=[URL, "https://EXAMPLE.org:443/b"], audio_headers={"A": "b"}).audio_headers == {"A": "b"}
+
+
+@pytest.mark.parametrize("field", ["prefix", "hotwords", "initial_prompt"])
+def test_what_is_blank_is_not_shown_to_the_model(field: str) -> None:
+    assert getattr(parse(audio=URL, **dict[str, Any]({field: " \t"})), field) is None
 
 
 def test_nothing_of_the_secret_is_told_of_a_bucket() -> None:
@@ -301,8 +325,20 @@ def test_the_task_says_which_texts_are_wanted(given: dict[str, Any], transcripti
         ({"max_line_width": 40, "transcription": "srt"}, ""),
         ({"max_line_width": 40, "formats": ["vtt"]}, ""),
         ({"max_line_count": 2, "translation": "srt"}, "only the formats srt and vtt use max_line_count"),
-        ({"max_line_count": 2, "translation": "srt", "translate": True}, ""),
+        ({"max_line_count": 2, "max_line_width": 40, "translation": "srt", "translate": True}, ""),
+        ({"max_line_count": 2, "max_words_per_line": 3, "transcription": "srt"}, ""),
+        ({"max_line_count": 2, "transcription": "srt"}, "max_line_count has no effect without max_line_width"),
         ({"max_line_count": 2, "transcription": "srt", "task": "translate"}, "only the formats srt and vtt"),
+        ({"transcription": "srt", "task": "translate"}, "there is no transcription: its format has no effect"),
+        ({"translation": "srt"}, "there is no translation: its format has no effect"),
+        ({"translation": "plain_text", "translate": False}, ""),
+        ({"language": "de", "languages": ["de", "en"]}, "languages has no effect"),
+        ({"language": "de", "languages": ["de", "en"], "multilingual": True}, ""),
+        ({"prefix": "A", "hotwords": "B"}, "hotwords has no effect there"),
+        ({"best_of": 3}, ""),
+        ({"best_of": 3, "temperature_increment_on_fallback": 0}, "best_of has no effect"),
+        ({"beam_size": 3, "temperature": 0.5}, "without a temperature of 0, beam_size has no effect"),
+        ({"beam_size": 3, "patience": 2, "temperature": [0, 0.5]}, ""),
     ],
 )
 def test_what_has_no_effect_is_remarked(given: dict[str, Any], remark: str) -> None:

@@ -1,9 +1,11 @@
 """The JSON Schema that the worker prints: it says of inputs and outputs what the worker does with them."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from fakes import FakeEngine, segment, spoken
 from file_server import FileServer, taken
 from jsonschema import Draft202012Validator
 from media import RATE, pcm, wav
-from served import answer, job, raising, speech_for
+from served import answer, job, raising, service, speech_for
 from worker_process import ROOT, worker_env
 
 from whisper_worker import reply
@@ -20,6 +22,7 @@ from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy
 from whisper_worker.formats import FORMATS
 from whisper_worker.request import FORMAT_NAMES, InputRules, parse_request
 from whisper_worker.schema import markdown_tables, schema
+from whisper_worker.service import Service
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Said
@@ -246,5 +249,44 @@ def test_an_error_with_what_was_done() -> None:
 def test_an_error_with_what_was_done_of_several_files() -> None:
     output = several(raising(Unhealthy("sick", EXIT_SICK)))
     assert output.pop("refresh_worker")  # for RunPod; no caller sees it
-    assert [bool(part) for part in output["partial"]["results"]] == [True, False]
+    assert [bool(part) for part in output["partial"]["results"]] == [True, True]
+    assert output["partial"]["results"][1]["error"].startswith("NOT_AUDIO: ")
     assert_is("ErrorOutput", output)
+
+
+# --- items of streams
+
+
+def streamed(given: Json, engine: FakeEngine | None = None) -> list[Json]:
+    async def run(served: Service) -> list[Json]:
+        async with aclosing(served.stream(given)) as stream:
+            return [item async for item in stream]
+
+    with service(engine, STREAM_INTERVAL_S="0") as served:
+        return asyncio.run(run(served))
+
+
+ITEMS = Draft202012Validator(closed(schema()["item"]))
+ONE = {"audio_base64": job()["input"]["audio_base64"]}
+STREAMS: dict[str, Json] = {
+    "one file": job(word_timestamps=True, formats=["srt"]),
+    "several files": {"id": "several", "input": {"audios": [ONE, {"audio_base64": "aGVsbG8="}, ONE]}},
+    "a language": job(task="detect_language"),
+}
+
+
+@pytest.mark.parametrize("given", STREAMS.values(), ids=STREAMS.keys())
+def test_the_items_of_a_stream(given: Json) -> None:
+    items = streamed(given)
+    for item in items:
+        ITEMS.validate(item)
+    assert items[0]["type"] == "info"
+    assert items[-1]["type"] == "result"
+
+
+def test_the_items_of_a_stream_that_fails() -> None:
+    *items, sign = streamed(job(b"hello"))
+    for item in items:
+        ITEMS.validate(item)
+    assert items[-1]["code"] == "NOT_AUDIO"
+    assert_is("ErrorOutput", sign)

@@ -17,15 +17,13 @@ from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container.input import InputContainer
 from av.packet import Packet
-from numpy.typing import NDArray
 
 from whisper_worker import containers
-from whisper_worker.channels import Kept, Mix, One, Split
+from whisper_worker.channels import SAMPLE_RATE, Kept, Mix, One, Samples, Split
 from whisper_worker.errors import BadInput, NotAudio
 from whisper_worker.stop import Stop
 
-SAMPLE_RATE = 16_000
-Samples = NDArray[np.float32]
+__all__ = ["SAMPLE_RATE", "Audio", "Part", "Samples", "decode"]
 
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; outside, a small file becomes huge, and it's no recording
 GROUP_S = 1.0  # seconds resampled at once: a call for each packet would cost more than the decoding
@@ -92,15 +90,7 @@ def decode(file: IO[bytes], stop: Stop, *, max_seconds: float, extension: str = 
     while decoding, as a small file may hold days. `max_seconds` is for the part, with "split" for all its channels.
     """
     kept, reading = _read(file, stop, extension, part, max_seconds)
-    tracks, warnings = kept.tracks(), [*kept.warnings(), *reading.warnings()]
-    if isinstance(kept, Mix) and (channel := kept.loudest_if_cancelled) is not None:
-        # The channels are each other's opposite (one was wired the wrong way round): take one of them.
-        del tracks, kept
-        alone = Part(part.stream, channel, part.start, part.end)
-        kept, _ = _read(file, stop, extension, alone, max_seconds)
-        tracks = kept.tracks()
-        warnings.insert(0, f"the channels cancel each other out when mixed: only channel {channel} was used")
-    return Audio(tracks, tuple(warnings), part.start, reading.reached_end)
+    return Audio(kept.tracks(), (*kept.warnings(), *reading.warnings()), part.start, reading.reached_end)
 
 
 def _read(file: IO[bytes], stop: Stop, extension: str, part: Part, max_seconds: float) -> tuple[Kept, "_Reading"]:

@@ -1,6 +1,7 @@
 """What is kept of a recording's channels: their mix, one of them, or each on its own. Knows samples, and no files."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,9 +10,12 @@ from numpy.typing import NDArray
 from whisper_worker.errors import BadInput, TooLong
 
 Samples = NDArray[np.float32]
+SAMPLE_RATE = 16_000
 
 MAX_SPLIT = 8  # channels; more are no people, but a stage
 CANCELLED = 0.1  # a mix this much quieter (amplitude) than its loudest channel has cancelled itself out
+LOOK = SAMPLE_RATE // 10  # samples in which that is looked for
+WORTH_A_WORD_S = 0.5
 SAME = 0.03  # channels that differ by no more of their amplitude are one: codecs leave less of a difference
 FAINT = 0.03  # of the loudest block's amplitude: in fainter blocks noise is all the difference
 
@@ -55,32 +59,40 @@ class Kept(ABC):
 
 
 class Mix(Kept):
-    """The mean of all channels."""
+    """The mean of all channels; of two, one of them wherever they cancel each other out: wired the wrong way round, the
+    one is the other's opposite."""
 
     def __init__(self, max_samples: float, max_seconds: float) -> None:
         super().__init__(max_samples, max_seconds)
-        self._mix_energy = 0.0
-        self._channel_energy = np.zeros(0)
+        self._instead = 0  # the channel taken where they cancel
+        self._cancelled: Counter[int] = Counter()  # samples taken of each
+        self._loudest = 0.0  # mean energy
 
     def _keep(self, block: Samples) -> None:
         mono = block[0] if len(block) == 1 else block.mean(axis=0, dtype=np.float64).astype(np.float32)
-        self._measure(block, mono)
+        if len(block) == 2:  # of many channels one alone may speak: quiet, not cancelled
+            for begin in range(0, block.shape[1], LOOK):
+                self._put_back(block[:, begin : begin + LOOK], mono[begin : begin + LOOK])
         self._append(mono[None])
 
-    def _measure(self, block: Samples, mono: Samples) -> None:
-        energy = np.einsum("cn,cn->c", block, block, dtype=np.float64)
-        if len(energy) > len(self._channel_energy):
-            self._channel_energy = np.pad(self._channel_energy, (0, len(energy) - len(self._channel_energy)))
-        self._channel_energy[: len(energy)] += energy
-        self._mix_energy += float(np.dot(mono.astype(np.float64), mono))
+    def _put_back(self, sides: Samples, mixed: Samples) -> None:
+        """What the mix, a view, has lost."""
+        left, right = energies = np.square(sides, dtype=np.float64).mean(axis=1)
+        loudest = float(max(left, right))
+        self._loudest = max(self._loudest, loudest)
+        if float(np.square(mixed, dtype=np.float64).mean()) >= CANCELLED**2 * loudest:
+            return
+        if energies[self._instead] < loudest / 2:  # else it stays: each change is heard
+            self._instead = int(energies.argmax())
+        mixed[:] = sides[self._instead]
+        if loudest > FAINT**2 * self._loudest:
+            self._cancelled[self._instead] += len(mixed)
 
-    @property
-    def loudest_if_cancelled(self) -> int | None:
-        if len(self._channel_energy) != 2:  # of many channels one alone may speak: quiet, not cancelled
-            return None
-        loudest = int(self._channel_energy.argmax())
-        cancelled = self._mix_energy < CANCELLED**2 * self._channel_energy[loudest]
-        return loudest if cancelled else None
+    def warnings(self) -> Iterator[str]:
+        seconds = sum(self._cancelled.values()) / SAMPLE_RATE
+        if seconds >= WORTH_A_WORD_S:
+            used = "only channel 0 was" if set(self._cancelled) == {0} else "only one of them was"
+            yield f"the channels cancel each other out when mixed, for {seconds:.1f} s: {used} used there"
 
 
 class One(Kept):

@@ -6,7 +6,7 @@ faster-whisper runs on the threads of the pieces, which mostly wait; what it ask
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -256,8 +256,10 @@ class Engine:
         if request.wants_translation:
             if self.speaks_english_only:
                 yield f"the model {self.name} can't translate: the translation is its transcription"
-            elif not self._files.translates:
+            elif not self._files.translates or self._files.is_shallow(self._model.n_mels):
                 yield f"the model {self.name} wasn't trained to translate: the translation may be a transcription"
+        if self.speaks_english_only and (others := [code for code in request.languages or () if code != "en"]):
+            yield f"the model {self.name} knows English only: {', '.join(others)} can't be detected"
         if request.multilingual and self.speaks_english_only:
             yield f"the model {self.name} knows English only: multilingual has no effect"
         if request.task == "detect_language" and self.speaks_english_only:
@@ -313,8 +315,9 @@ class Walk:
                 for said in self._piece(index, way, place):
                     yield said.shifted(before)
         finally:
-            if index == 0 and not self.language.done():
-                self.language.set_exception(Stopped())  # whatever it is: that is what the job fails with
+            for found in (self.language if index == 0 else None, way.last_languages[place]):
+                if found and not found.done():
+                    found.set_exception(Stopped())  # whatever it is: that is what the job fails with
 
     def detect(self) -> Language | None:
         """The language, without any text; None when nobody speaks. Takes as long as it takes, as `piece`."""
@@ -341,39 +344,53 @@ class Walk:
                 self.language.set_result(self._detected((way, place, speech)))
             language = self._stop.wait_for(self.language)
             main: Task = "transcribe" if request.wants_transcription else "translate"
-            for segment in self._segments(place, speech, main, language, caller, way.transcribed):
+            prefix = request.prefix if index == 0 else None
+            ear = self._ear(way, place)
+            for segment in self._segments(main, way.transcribed, place, speech, caller, ear, prefix):
                 yield Said((segment,), (), language, segment.end, way.track.channel)
+            if request.multilingual:
+                way.last_languages[place].set_result(ear.language)
             translated: tuple[Segment, ...] = ()
             if main == "transcribe" and request.wants_translation and not engine.speaks_english_only:
-                both = self._segments(place, speech, "translate", language, caller, way.translated)
-                translated = tuple(both)
+                ear = self._ear(way, place)
+                translated = tuple(self._segments("translate", way.translated, place, speech, caller, ear))
         yield Said((), translated, language, way.end(place), way.track.channel)
 
     def _segments(
         self,
+        task: Task,
+        before: list[Segment],
         place: int,
         speech: Speech,
-        task: Task,
-        language: Language,
         caller: Caller,
-        before: list[Segment],
+        ear: "_Ear",
+        prefix: str | None = None,
     ) -> Iterator[Segment]:
         """Of one piece, each added to those `before` it."""
-        ear = _Ear(language.code, self._request.languages)
         caller.choose = ear.choose
         segments = self._engine.segments(
             speech,
             self._request,
             task=task,
-            language=language.code,
+            language=self.language.result(0).code,
             prompt=self._prompt(place, before),
-            prefix=self._request.prefix if place == 0 else None,
+            prefix=prefix,
         )
         for segment in segments:
             if self._request.multilingual:
                 segment = replace(segment, language=ear.language)
             before.append(segment)
             yield segment
+
+    def _ear(self, way: "_Way", place: int) -> "_Ear":
+        """The one for a piece's windows. The piece before may be on its way still: a window in doubt waits for it."""
+
+        def before() -> str:
+            if place == 0:
+                return self.language.result(0).code
+            return self._stop.wait_for(way.last_languages[place - 1])
+
+        return _Ear(before, self._request.languages)
 
     def _detected(self, here: "tuple[_Way, int, Speech] | None" = None) -> Language:
         """What is spoken in the window that is most likely to tell, and in others when it doesn't.
@@ -423,6 +440,8 @@ class _Way:
         self.track = track
         self.transcribed: list[Segment] = []
         self.translated: list[Segment] = []
+        self.last_languages: list[Future[str]] = [Future() for _ in track.pieces]
+        """That of each piece's last window, when they may change."""
 
     def speech(self, place: int) -> Speech:
         return self.track.pieces[place].speech(self.track.samples)
@@ -443,25 +462,29 @@ class _Way:
 class _Ear:
     """Which language a window is taken for when that may change: that of the window before, unless it is clear."""
 
-    def __init__(self, language: str, allowed: Sequence[str] | None) -> None:
-        self.language = language
+    def __init__(self, before: Callable[[], str], allowed: Sequence[str] | None) -> None:
+        self._before = before
         self._allowed = allowed
+        self._language: str | None = None
+
+    @property
+    def language(self) -> str:
+        """Of the last window."""
+        if self._language is None:
+            self._language = self._before()
+        return self._language
 
     def choose(self, languages: Languages) -> Languages:
         best = _most_likely([_probabilities(languages, self._allowed)])
         if best.probability >= CHANGED:
-            self.language = best.code
+            self._language = best.code
         return [(f"<|{self.language}|>", best.probability)]
 
 
 def _probabilities(languages: Languages, allowed: Sequence[str] | None) -> dict[str, float]:
-    """By code; of the allowed ones only, which together are certain then."""
+    """By code; those of the allowed ones as they are: small, where none of them is spoken."""
     every = {token.strip("<|>"): probability for token, probability in languages}
-    if not allowed:
-        return every
-    some = {code: every.get(code, 0.0) for code in allowed}
-    whole = sum(some.values()) or 1.0
-    return {code: probability / whole for code, probability in some.items()}
+    return {code: every.get(code, 0.0) for code in allowed or every}
 
 
 def _most_likely(heard: Sequence[dict[str, float]]) -> Language:

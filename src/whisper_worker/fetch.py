@@ -20,6 +20,7 @@ import urllib3
 
 from whisper_worker import web
 from whisper_worker.errors import DownloadFailed, DownloadRefused, TimedOut, TooLarge
+from whisper_worker.request import origin
 from whisper_worker.stop import Stop
 from whisper_worker.web import without_secrets
 
@@ -144,7 +145,7 @@ def _opened(wanted: _Download) -> Iterator[requests.Response]:
             raise web.Failed("it redirects to nowhere")
         try:
             here = urljoin(here, location)
-            if web.origin(here) != web.origin(wanted.url):
+            if origin(here) != origin(wanted.url):
                 headers = {}
         except ValueError:
             raise web.Failed("it redirects to no valid URL") from None

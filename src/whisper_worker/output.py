@@ -11,6 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 Json = dict[str, Any]
 
 
+Channel = Annotated[int, Field(description='With `channels: "split"`: its number, from 0')]
 Start = Annotated[float, Field(description="Seconds from the file's start")]
 End = Annotated[float, Field(description="Seconds from the file's start, never before `start`")]
 
@@ -21,9 +22,13 @@ class WordOutput(TypedDict):
     word: str
     start: Start
     end: End
+    channel: NotRequired[Channel]
 
 
-class SegmentWordOutput(WordOutput):
+class SegmentWordOutput(TypedDict):
+    word: str
+    start: Start
+    end: End
     probability: Annotated[float, Field(description="From 0 to 1")]
 
 
@@ -41,8 +46,8 @@ class SegmentOutput(TypedDict):
     compression_ratio: Annotated[float, Field(description="Of the window's text: high when it repeats itself")]
     no_speech_prob: Annotated[float, Field(description="Probability that the window is silence")]
     words: NotRequired[Annotated[list[SegmentWordOutput], Field(description="With `word_timestamps`")]]
-    language: NotRequired[Annotated[str, Field(description="With `multilingual`: the code")]]
-    channel: NotRequired[Annotated[int, Field(description='With `channels: "split"`: its number, from 0')]]
+    language: NotRequired[Annotated[str, Field(description="With `multilingual`: the code of the language spoken")]]
+    channel: NotRequired[Channel]
 
 
 Text = str | Json
@@ -85,7 +90,7 @@ class FactsOutput(TypedDict):
     device: Annotated[Literal["cpu", "cuda"] | str, Field(description="`cpu` or `cuda`")]
     model: Annotated[str, Field(description="The model's name")]
     duration: Annotated[float, Field(description="Seconds of the audio that was read")]
-    duration_after_vad: Annotated[float, Field(description="Seconds of speech in it")]
+    duration_after_vad: Annotated[float, Field(description="Seconds of speech in it; of channels apart added up")]
     warnings: Warnings
     timings: NotRequired[Times]
     stored: NotRequired[Stored]
@@ -100,11 +105,14 @@ class LanguageOutput(TypedDict):
     ]
 
 
-class TextOutput(TypedDict):
-    """What was said."""
-
+class SegmentsOutput(TypedDict):
     segments: Annotated[list[SegmentOutput], Field(description="In order; of the translation with `task: translate`")]
-    word_timestamps: NotRequired[Annotated[list[WordOutput], Field(description="With `word_timestamps`: all words")]]
+    word_timestamps: NotRequired[
+        Annotated[list[WordOutput], Field(description="With `word_timestamps`: all words, in order")]
+    ]
+
+
+class TextsOutput(TypedDict):
     transcription: Annotated[
         Text | None, Field(description="The text, in the format asked for; null with `task: translate`")
     ]
@@ -120,6 +128,10 @@ class TextOutput(TypedDict):
     ]
 
 
+class TextOutput(SegmentsOutput, TextsOutput):
+    """What was said."""
+
+
 class TranscriptOutput(TextOutput, LanguageOutput, FactsOutput):
     """The output for one file."""
 
@@ -128,29 +140,35 @@ class DetectionOutput(LanguageOutput, FactsOutput):
     """The output for one file with `task: detect_language`."""
 
 
-class PartialOutput(TypedDict):
-    """What a job had done that was broken off in the midst of its transcription."""
+class PartialOutput(SegmentsOutput):
+    """What had been done of a file when it, or its job, was broken off in the midst of its transcription."""
 
     seconds_done: float
     seconds_total: float
-    segments: list[SegmentOutput]
-    word_timestamps: NotRequired[list[WordOutput]]
-    transcription: Text
+    transcription: NotRequired[Text]
+    translation: NotRequired[Annotated[Text, Field(description="With `task: translate`, instead of `transcription`")]]
     detected_language: LanguageCode
     language_probability: float | None
     language_probabilities: dict[str, float]
     warnings: NotRequired[Warnings]
 
 
-class PartialResultsOutput(TypedDict):
-    """The same of several files; null where nothing was done."""
+class FileErrorOutput(TypedDict):
+    """A failure of one of several files."""
 
-    results: list[PartialOutput | None]
+    error: Annotated[str, Field(description="`CODE: sentence`")]
+    partial: NotRequired[PartialOutput]
+
+
+class PartialResultsOutput(TypedDict):
+    """What had been done of several files: a file's output, its error, a part of it, or null where nothing was."""
+
+    results: list[TranscriptOutput | DetectionOutput | FileErrorOutput | PartialOutput | None]
     warnings: NotRequired[Warnings]
 
 
 class ErrorOutput(TypedDict):
-    """A failure, of a job or of one of its files."""
+    """A failure of a job."""
 
     error: Annotated[str, Field(description="`CODE: sentence`")]
     partial: NotRequired[PartialOutput | PartialResultsOutput]
@@ -158,7 +176,7 @@ class ErrorOutput(TypedDict):
 
 class ResultsOutput(TypedDict):
     results: Annotated[
-        list[TranscriptOutput | DetectionOutput | ErrorOutput],
+        list[TranscriptOutput | DetectionOutput | FileErrorOutput],
         Field(description="With `audios`: one output, or `error`, for each file in the order of the request"),
     ]
 
@@ -168,3 +186,53 @@ class SeveralOutput(ResultsOutput, FactsOutput):
 
 
 Output = TranscriptOutput | DetectionOutput | SeveralOutput | ErrorOutput
+
+
+class FromFile(TypedDict):
+    audio: NotRequired[Annotated[int, Field(description="With `audios`: which file, from 0")]]
+
+
+class InfoItem(FromFile, LanguageOutput, FactsOutput):
+    """Of a stream, once for each file, before its first segments."""
+
+    type: Literal["info"]
+
+
+class SegmentsItem(FromFile, SegmentsOutput):
+    """Of a stream: new segments, in order."""
+
+    type: Literal["segments"]
+
+
+class UnstreamedOutput(TextsOutput, LanguageOutput, FactsOutput):
+    """The output for one file but for what was streamed."""
+
+
+class ResultItem(UnstreamedOutput):
+    """Of a stream, its last item."""
+
+    type: Literal["result"]
+
+
+class DetectionResultItem(DetectionOutput):
+    """The same with `task: detect_language`."""
+
+    type: Literal["result"]
+
+
+class SeveralResultItem(FactsOutput):
+    """The same with `audios`."""
+
+    type: Literal["result"]
+    results: list[UnstreamedOutput | DetectionOutput | FileErrorOutput]
+
+
+class ErrorItem(TypedDict):
+    """Of a stream, its last item when the job fails."""
+
+    type: Literal["error"]
+    code: str
+    message: str
+
+
+Item = InfoItem | SegmentsItem | ResultItem | DetectionResultItem | SeveralResultItem | ErrorItem

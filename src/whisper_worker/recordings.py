@@ -8,7 +8,7 @@ I/O of many jobs overlaps, the next jobs' audio is ready when the model is free,
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -17,19 +17,23 @@ from typing import IO, Any
 
 from whisper_worker import fetch, log, pieces, reply, sources, speech
 from whisper_worker.audio import SAMPLE_RATE, Audio, Part, Samples, decode
+from whisper_worker.errors import TooLong
 from whisper_worker.job import Job, Recording
 from whisper_worker.pieces import Piece, Track
 from whisper_worker.piecework import Piecework
 from whisper_worker.registry import Loaded
 from whisper_worker.request import Clip, Request, VadParameters, is_url
 from whisper_worker.settings import Settings, Threads
-from whisper_worker.stop import Stop, in_loose_thread, in_thread
+from whisper_worker.stop import in_loose_thread, in_thread
 from whisper_worker.transcriber import Walk
 from whisper_worker.transcript import Growing, Language
 
+FILES_AT_ONCE = 8  # of one job
 # A hostile server can hold a download's thread longer than its job lives: so many may hang before other downloads must
 # wait. Nothing else uses these threads.
 SPARE_DOWNLOADERS = 64
+ONE_LANGUAGE_S = 12.0  # a window has one language, and the model drops what is said in another
+SHORT_BY_S = 0.3  # missing at a clip's end, worth a word
 DEAF_S = 1.0  # so much speech without a word makes one look whether the model is well
 FIRST_LISTEN_S = 60.0  # of a file whose language is wanted; twice as much where that isn't enough, and so on
 LONGEST_LISTEN_S = 16 * FIRST_LISTEN_S
@@ -49,7 +53,7 @@ class Recordings:
             max_redirects=settings.max_redirects,
         )
         self._io = ThreadPoolExecutor(threads.jobs, "io")
-        self._downloaders = ThreadPoolExecutor(threads.jobs + SPARE_DOWNLOADERS, "download")
+        self._downloaders = ThreadPoolExecutor(threads.jobs * FILES_AT_ONCE + SPARE_DOWNLOADERS, "download")
         self._media = ThreadPoolExecutor(threads.media, "media")
         # A job alone must be able to keep the model busy: as many pieces as it takes windows at once, and one more.
         self._pieces = Piecework(threads.jobs, extra=threads.inter * threads.batch)
@@ -61,10 +65,7 @@ class Recordings:
             job.tell("decode", recording)
             if job.request.task == "detect_language":
                 return await self._detection(job, recording, model, file)
-            async with job.decoding:  # one file after the other: what is left of the limit is left for the next
-                left_s = self._settings.max_audio_s - job.audio_s
-                audio = await self._decode(job, recording, file, _part(job.request), left_s)
-                job.audio_s += len(audio.channels) * audio.duration
+            audio = await self._decode_in_turn(job, recording, file)
         tracks = await self._tracks(job, recording, audio)
         facts = _facts(job.request, model, audio, tracks)
         so_far = await self._transcribe_well(job, recording, model, tracks, audio, facts)
@@ -84,7 +85,9 @@ class Recordings:
                 [language] = [result async for result in results]
             is_all = audio.reaches_end or audio.duration < longest_s - 1 or longest_s >= LONGEST_LISTEN_S
             if is_all or (language and language.is_sure):
-                return dict(reply.detection(language, _facts(job.request, model, audio, tracks)))
+                facts = _facts(job.request, model, audio, tracks)
+                job.inform(recording, facts, language)
+                return dict(reply.detection(language, facts))
             longest_s *= 2
 
     @asynccontextmanager
@@ -104,18 +107,16 @@ class Recordings:
 
     async def _download(self, recording: Recording, url: str) -> IO[bytes]:
         file = TemporaryFile(prefix="whisper-worker-")  # noqa: SIM115  (closed by the caller, or below)
-        act = in_loose_thread(
-            self._downloaders,
-            recording.stop,
-            fetch.download,
-            url,
-            file,
-            self._downloads,
-            recording.stop,
-            recording.source.headers,
-        )
-        work = asyncio.ensure_future(act)
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def act() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            fetch.download(url, file, self._downloads, recording.stop, recording.source.headers)
+
+        work = asyncio.ensure_future(in_loose_thread(self._downloaders, recording.stop, act))
+        work.add_done_callback(lambda _: begun.set())
         try:
+            await begun.wait()  # hung threads of other jobs' downloads may hold it up
             await asyncio.wait([work], timeout=self._downloads.timeout_s + fetch.STALL_S)
             if not work.done():
                 raise fetch.timed_out(url, self._downloads)
@@ -134,26 +135,46 @@ class Recordings:
 
         return await in_thread(self._media, recording.stop, job.watch.timed("decode", act))
 
+    async def _decode_in_turn(self, job: Job, recording: Recording, file: IO[bytes]) -> Audio:
+        """One file of a job after the other: what one leaves of the longest audio is there for the next."""
+        async with job.decoding:
+            most_s = self._settings.max_audio_s
+            try:
+                audio = await self._decode(job, recording, file, _part(job.request), most_s - job.audio_s)
+            except TooLong as error:
+                if not job.audio_s:
+                    raise
+                raise TooLong(f"the job's files are together longer than the {most_s:g} s that are allowed") from error
+            job.audio_s += len(audio.channels) * audio.duration
+            return audio
+
     async def _tracks(self, job: Job, recording: Recording, audio: Audio) -> list[Track]:
         """What will be transcribed of each channel."""
+        numbered = job.request.channels == "split"
+        return [
+            Track(samples, tuple(await self._cut(job, recording, samples)), number if numbered else None)
+            for number, samples in enumerate(audio.channels)
+        ]
 
-        def act() -> list[Track]:
-            numbered = job.request.channels == "split"
-            return [
-                Track(samples, tuple(self._cut(job.request, samples, recording.stop)), number if numbered else None)
-                for number, samples in enumerate(audio.channels)
-            ]
-
-        return await in_thread(self._media, recording.stop, job.watch.timed("decode", act))
-
-    def _cut(self, request: Request, samples: Samples, stop: Stop) -> list[Piece]:
-        """All that is speech, or all there is without `enable_vad`. On the media pool."""
-        vad = request.vad_parameters or VadParameters()
-        keep_all = not request.enable_vad
+    async def _cut(self, job: Job, recording: Recording, samples: Samples) -> list[Piece]:
+        """All that is speech, or all there is without `enable_vad`."""
+        vad = job.request.vad_parameters or VadParameters()
+        keep_all = not job.request.enable_vad
         longest_s = min(self._settings.piece_seconds, vad.max_speech_duration_s or math.inf)
+        if job.request.multilingual:
+            longest_s = min(longest_s, ONE_LANGUAGE_S)
         if keep_all and len(samples) <= longest_s * SAMPLE_RATE:
             return pieces.whole(samples)
-        return pieces.cut(speech.listen(samples, stop, vad), longest_s, keep_silence=keep_all)
+        listener = speech.Listener(samples, vad)
+
+        def act() -> list[Piece] | None:
+            listener.go_on(recording.stop)
+            return pieces.cut(listener.heard, longest_s, keep_silence=keep_all) if listener.is_done else None
+
+        while True:  # one step of many: short recordings of other jobs pass long ones
+            cut = await in_thread(self._media, recording.stop, job.watch.timed("decode", act))
+            if cut is not None:
+                return cut
 
     async def _transcribe_well(
         self, job: Job, recording: Recording, model: Loaded, tracks: list[Track], audio: Audio, facts: reply.Facts
@@ -226,8 +247,15 @@ def _facts(request: Request, model: Loaded, audio: Audio, tracks: list[Track]) -
         device=model.engine.device,
         duration=audio.duration,
         duration_after_vad=sum(track.speech_s for track in tracks),
-        warnings=(*audio.warnings, *request.remarks, *model.engine.remarks(request)),
+        warnings=(*audio.warnings, *_remarks(request, audio), *model.engine.remarks(request)),
     )
+
+
+def _remarks(request: Request, audio: Audio) -> Iterator[str]:
+    yield from request.remarks
+    end, there_s = request.clip.end if request.clip else None, audio.offset + audio.duration
+    if end is not None and audio.reaches_end and there_s < end - SHORT_BY_S:
+        yield f"the clip ends at {end:g} s, but the audio at {there_s:.1f} s"
 
 
 def _output(request: Request, model: Loaded, so_far: Growing, facts: reply.Facts) -> Json:

@@ -24,14 +24,14 @@ from whisper_worker.output import (
 )
 from whisper_worker.request import Request
 from whisper_worker.storage import File
-from whisper_worker.transcript import Growing, Language, Segment, Transcript
+from whisper_worker.transcript import Growing, Language, Segment, Transcript, Word
 
 Json = dict[str, Any]
 
 STREAMED = ("segments", "word_timestamps")  # what a stream's result doesn't repeat
 DETAILS = "left out, for the reply to arrive: tokens and word_timestamps"
 TEXTS = ("transcription", "translation")  # empty when they are stored, and each of the others isn't there
-OTHER_TEXTS = ("word_timestamps", "outputs", "translation_outputs")
+TEXTS_IN_FORMATS = ("outputs", "translation_outputs")
 TEXT_START = 200  # characters
 
 
@@ -85,9 +85,12 @@ def partial(request: Request, so_far: Growing) -> PartialOutput:
         "detected_language": language["detected_language"],
         "language_probability": language["language_probability"],
         "language_probabilities": language["language_probabilities"],
-        "transcription": render(request.transcription, transcript, _layout(request)),
         "segments": _segments(transcript.segments),
     }
+    if request.wants_transcription:
+        output["transcription"] = render(request.transcription, transcript, _layout(request))
+    else:
+        output["translation"] = render(request.translation, transcript, _layout(request))
     if request.word_timestamps:
         output["word_timestamps"] = _words(transcript.segments)
     return output
@@ -192,12 +195,17 @@ def _without_streamed(output: Json) -> Json:
 
 
 def _without_details(output: Json) -> Json:
-    smaller = {name: value for name, value in output.items() if name != "word_timestamps"}
+    """Of the output for a file, and of a text in JSON, which has words and segments of its own."""
+    smaller = {name: value for name, value in output.items() if name not in ("word_timestamps", "words")}
     if "segments" in output:
-        smaller["segments"] = [
-            {**{name: value for name, value in segment.items() if name != "words"}, "tokens": []}
-            for segment in output["segments"]
-        ]
+        smaller["segments"] = [_without_details({**segment, "tokens": []}) for segment in output["segments"]]
+    for name in TEXTS:
+        if isinstance(output.get(name), dict):
+            smaller[name] = _without_details(output[name])
+    for name in TEXTS_IN_FORMATS:
+        if name in output:
+            texts = output[name].items()
+            smaller[name] = {name: _without_details(text) if isinstance(text, dict) else text for name, text in texts}
     return smaller
 
 
@@ -206,7 +214,7 @@ def _summarised(output: Json) -> Json:
         return output
     text = "".join(segment["text"] for segment in output["segments"]).strip()
     summary = {"segments": len(output["segments"]), "characters": len(text), "text_start": text[:TEXT_START]}
-    kept = {name: value for name, value in output.items() if name not in OTHER_TEXTS}
+    kept = {name: value for name, value in output.items() if name not in ("word_timestamps", *TEXTS_IN_FORMATS)}
     return {**kept, "segments": [], **dict.fromkeys(TEXTS), "summary": summary}
 
 
@@ -253,8 +261,13 @@ def _segments(segments: Sequence[Segment]) -> list[Any]:
 
 
 def _words(segments: Sequence[Segment]) -> list[WordOutput]:
-    return [
-        {"word": word.word, "start": word.start, "end": word.end}
-        for segment in segments
-        for word in segment.words or ()
-    ]
+    """In order: those of channels apart interlock."""
+    words: list[WordOutput] = []
+    for segment in segments:
+        channel: Json = {} if segment.channel is None else {"channel": segment.channel}
+        words += [cast(WordOutput, {**_word(word), **channel}) for word in segment.words or ()]
+    return sorted(words, key=lambda word: word["start"]) if any("channel" in word for word in words) else words
+
+
+def _word(word: Word) -> WordOutput:
+    return {"word": word.word, "start": word.start, "end": word.end}

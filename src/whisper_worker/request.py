@@ -30,6 +30,7 @@ from whisper_worker.errors import BadInput
 from whisper_worker.languages import language_code
 
 URL_SCHEMES = ("http://", "https://")
+PORTS = {"http": 80, "https": 443}
 DATA_URL = "data:"
 MAX_FIELDS = 100  # in a request, real or not: more aren't worth the event loop's time
 MAX_ITEMS = 1024  # of `audios`, where the operator allows so many
@@ -111,6 +112,8 @@ def _headers(value: dict[str, str]) -> dict[str, str]:
     """What HTTP can carry: the values aren't repeated in any message, they are what a stranger may not read."""
     if len(value) > MAX_HEADERS or sum(len(name) + len(text) for name, text in value.items()) > MAX_HEADERS_LENGTH:
         raise ValueError(f"has more than {MAX_HEADERS} headers or {MAX_HEADERS_LENGTH} characters")
+    if len({name.lower() for name in value}) < len(value):
+        raise ValueError("has a header twice: capitals make no difference")
     for name, text in value.items():
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
             raise ValueError("has a name that isn't an HTTP header's")
@@ -130,6 +133,11 @@ def _language(value: str) -> str:
         return language_code(value)
     except KeyError:
         raise ValueError("is neither a code nor an English name of a language that Whisper knows") from None
+
+
+def _unless_blank(value: str) -> str | None:
+    """faster-whisper would show the model a lone space, which bewilders it."""
+    return value if value.strip() else None
 
 
 def _token_ids(value: Any) -> Any:
@@ -212,7 +220,7 @@ LanguageCode = Annotated[str, AfterValidator(_language)]
 Place = Annotated[str, Field(min_length=1), AfterValidator(_audio_place)]
 Base64 = Annotated[str, Field(min_length=1), AfterValidator(_short_enough)]
 Headers = Annotated[dict[str, str], AfterValidator(_headers)]
-Prompt = Annotated[str, Field(max_length=MAX_PROMPT_LENGTH)]
+Prompt = Annotated[str, Field(max_length=MAX_PROMPT_LENGTH), AfterValidator(_unless_blank)]
 Seconds = Annotated[float, Field(ge=0, le=10_000_000)]
 Url = Annotated[str, Field(max_length=MAX_URL_LENGTH), AfterValidator(_url)]
 
@@ -231,14 +239,16 @@ class AudioItem(_Object):
 
     model_config = _exactly_one("audio", "audio_base64")
 
-    audio: Place | None = Field(None, description="As the field `audio`")
-    audio_base64: Base64 | None = Field(None, description="As the field `audio_base64`")
-    audio_headers: Headers | None = Field(None, description="Instead of the job's `audio_headers`")
+    audio: Place | None = Field(None, repr=False, description="As the field `audio`")
+    audio_base64: Base64 | None = Field(None, repr=False, description="As the field `audio_base64`")
+    audio_headers: Headers | None = Field(None, repr=False, description="Instead of the job's `audio_headers`")
 
     @model_validator(mode="after")
-    def _has_one(self) -> "AudioItem":
+    def _fits_together(self) -> "AudioItem":
         if (self.audio is None) == (self.audio_base64 is None):
             raise ValueError("give exactly one of audio and audio_base64")
+        if self.audio_headers and not is_url(self.audio):
+            raise ValueError("audio_headers: there is no URL to send them to")
         return self
 
 
@@ -299,10 +309,11 @@ class Request(_Object):
 
     audio: Place | None = Field(
         None,
+        repr=False,
         description="http(s) URL of an audio or video file, or a `data:` URL; when the worker runs locally also a path",
     )
     audio_base64: Base64 | None = Field(
-        None, description="The file itself in base64, or as a `data:` URL, instead of `audio`"
+        None, repr=False, description="The file itself in base64, or as a `data:` URL, instead of `audio`"
     )
     audios: (
         Annotated[
@@ -317,11 +328,12 @@ class Request(_Object):
         | None
     ) = Field(
         None,
+        repr=False,
         description="Several files in one job, instead of `audio`: each as in `audio`, or an object with `audio` or "
         "`audio_base64`, and `audio_headers`. The output is then `results`, one for each in this order",
     )
     audio_headers: Headers | None = Field(
-        None, description="HTTP headers for the download (`Authorization` …); not sent on to another host"
+        None, repr=False, description="HTTP headers for the download (`Authorization` …); not sent on to another host"
     )
     audio_stream: int | None = Field(
         None, ge=0, le=255, description="Which audio stream of the file, from 0; absent: its default one"
@@ -377,7 +389,9 @@ class Request(_Object):
         False, description="Underline each word of subtitles as it is spoken; needs `word_timestamps`"
     )
     upload_url: Url | None = Field(
-        None, description="Presigned URL to which a result that is too large for a reply is sent by PUT, as JSON"
+        None,
+        repr=False,
+        description="Presigned URL to which a result that is too large for a reply is sent by PUT, as JSON",
     )
     temperature: Temperatures = Field(
         0.0, description="Sampling temperature, 0 is beam search; or a list of those to try, instead of steps"
@@ -392,7 +406,9 @@ class Request(_Object):
     no_repeat_ngram_size: int = Field(
         0, ge=0, le=50, description="So many tokens in a row never come twice in a window; 0: off"
     )
-    max_new_tokens: int | None = Field(None, ge=1, le=220, description="Most tokens of a window's text")
+    max_new_tokens: int | None = Field(
+        None, ge=1, le=220, description="Most tokens of a window's text, timestamps included"
+    )
     suppress_tokens: TokenIds = Field(
         [-1],
         description="Token ids never to be produced, as a list or separated by commas; -1 stands for the model's own "
@@ -402,7 +418,9 @@ class Request(_Object):
         None,
         description="Text before the first window, for names and style; with `hotwords`, `prefix` at most 223 tokens",
     )
-    prefix: Prompt | None = Field(None, description="Text that the first window's begins with, whatever is said there")
+    prefix: Prompt | None = Field(
+        None, description="Text that the first window's begins with (not its translation's), whatever is said there"
+    )
     hotwords: Prompt | None = Field(
         None, description="Words and names to listen for, shown before each window but one with a `prefix`"
     )
@@ -457,15 +475,21 @@ class Request(_Object):
                 yield "hallucination_silence_threshold: needs word_timestamps"
             if self.highlight_words:
                 yield "highlight_words: needs word_timestamps"
-        if self.audio_headers and not any(is_url(source.audio) for source in self.sources):
-            yield "audio_headers: there is no URL to send them to"
+        if self.audio_headers:
+            urls = {
+                source.audio for source in self.sources if is_url(source.audio) and source.headers is self.audio_headers
+            }
+            if not urls:
+                yield "audio_headers: there is no URL to send them to"
+            elif len({origin(url) for url in urls if url}) > 1:
+                yield "audio_headers: the files are at several hosts, name each one's headers with it"
         if self.task == "detect_language" and self.language:
             yield "language: is what the task detect_language finds"
 
     @property
     def sources(self) -> tuple[Source, ...]:
         """The files to transcribe, at least one."""
-        shared = self.audio_headers or {}
+        shared = {} if self.audio_headers is None else self.audio_headers
         if self.audios is None:
             return (Source(self.audio, self.audio_base64, shared),)
         items = (AudioItem.model_construct(audio=item) if isinstance(item, str) else item for item in self.audios)
@@ -501,10 +525,27 @@ class Request(_Object):
         if self.task == "detect_language":
             unused = [name for name in given if name not in USED_BY_DETECTION and self._differs(name)]
             return (f"the task detect_language doesn't use {', '.join(unused)}",) if unused else ()
+        return tuple(self._unused(given))
+
+    def _unused(self, given: list[str]) -> Iterator[str]:
         laid_out = [name for name in given if name in LAID_OUT and self._differs(name)]
         if laid_out and not self._made_formats & set(SUBTITLES):
-            return (f"only the formats srt and vtt use {', '.join(laid_out)}",)
-        return ()
+            yield f"only the formats srt and vtt use {', '.join(laid_out)}"
+        elif laid_out == ["max_line_count"]:
+            yield "max_line_count has no effect without max_line_width or max_words_per_line"
+        if self._differs("transcription") and not self.wants_transcription:
+            yield "there is no transcription: its format has no effect"
+        if self._differs("translation") and not self.wants_translation:
+            yield "there is no translation: its format has no effect"
+        if self.language and self.languages and not self.multilingual:
+            yield "the language is given: languages has no effect"
+        if self.prefix and self.hotwords:
+            yield "the first window has a prefix: hotwords has no effect there"
+        if self._differs("best_of") and not any(self.temperatures):
+            yield "without a temperature above 0, best_of has no effect"
+        searching = [name for name in ("beam_size", "patience") if self._differs(name)]
+        if searching and all(self.temperatures):
+            yield f"without a temperature of 0, {', '.join(searching)} has no effect"
 
     @property
     def _made_formats(self) -> set[str]:
@@ -521,10 +562,19 @@ class Request(_Object):
 class S3Config(_Object):
     """A job's own bucket, in the fields of RunPod's API. The secret is in no message and no log."""
 
-    endpoint_url: Url = Field(alias="endpointUrl")
+    endpoint_url: Url = Field(alias="endpointUrl", repr=False)
     access_id: str = Field(alias="accessId", min_length=1, max_length=200)
     access_secret: str = Field(alias="accessSecret", min_length=1, max_length=400, repr=False)
     bucket_name: str = Field(alias="bucketName", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,253}$")
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port: what two URLs have in common when a secret for one may be sent to the other.
+
+    Raises ValueError.
+    """
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
 
 
 def is_url(audio: str | None) -> bool:

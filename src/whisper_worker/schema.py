@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from whisper_worker.output import Output, ResultsOutput, SegmentOutput, SegmentWordOutput, TranscriptOutput
+from whisper_worker.output import Item, Output, ResultsOutput, SegmentOutput, SegmentWordOutput, TranscriptOutput
 from whisper_worker.request import Request
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -21,10 +21,14 @@ Json = dict[str, Any]
 
 
 def schema() -> Json:
-    """`input`: of a job's input; `output`: of what it gives. `null` in an input counts as absent."""
+    """`input`: of a job's input; `output`: of what it gives, `item`: of what its stream is made of.
+
+    `null` in an input counts as absent.
+    """
     return {
         "input": {"$schema": DIALECT, **_input_schema()},
         "output": {"$schema": DIALECT, "title": "Output", **TypeAdapter(Output).json_schema()},
+        "item": {"$schema": DIALECT, "title": "Item", **TypeAdapter(Item).json_schema()},
     }
 
 

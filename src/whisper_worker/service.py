@@ -11,18 +11,25 @@ from typing import Any
 
 from whisper_worker import log, reply, storage, web
 from whisper_worker.endings import Endings
-from whisper_worker.errors import InternalError, OutOfMemory, Unhealthy, UploadFailed, UploadRefused, WorkerError
+from whisper_worker.errors import (
+    InternalError,
+    OutOfMemory,
+    ResultTooLarge,
+    Unhealthy,
+    UploadFailed,
+    UploadRefused,
+    WorkerError,
+)
 from whisper_worker.health import Health
 from whisper_worker.job import Job, Recording
 from whisper_worker.live import Outbox, Watcher
-from whisper_worker.recordings import Recordings
+from whisper_worker.recordings import FILES_AT_ONCE, Recordings
 from whisper_worker.registry import Loaded, Registry
 from whisper_worker.request import InputRules, is_url, parse_request, parse_s3_config
 from whisper_worker.settings import Settings, Threads
 from whisper_worker.stop import in_loose_thread, in_thread, wait_out
 from whisper_worker.transcript import Segment
 
-AT_ONCE = 16  # files of one job
 SPARE_UPLOADERS = 64  # threads that silent servers may hold, while other jobs' results are stored
 
 Json = dict[str, Any]
@@ -151,20 +158,20 @@ class Service:
 
     async def _several(self, job: Job, model: Loaded) -> Json:
         """Each file's output or error, in the request's order; they share the job's time, and its other limits."""
-        places = asyncio.Semaphore(AT_ONCE)
+        places = asyncio.Semaphore(FILES_AT_ONCE)
 
         async def answered(recording: Recording) -> Json:
             try:
                 async with places:
-                    return await self._recordings.output(job, recording, model)
+                    output = await self._recordings.output(job, recording, model)
             except Unhealthy:
                 raise
             except Exception as error:
                 explained = self._explained(job, error, recording)
                 so_far = recording.done_so_far(job.request) if explained.breaks_off else None
-                return {**explained.reply, "partial": so_far} if so_far else explained.reply
-            finally:
-                recording.is_over = True
+                output = {**explained.reply, "partial": so_far} if so_far else explained.reply
+            recording.output = output
+            return output
 
         work = [asyncio.create_task(answered(recording)) for recording in job.recordings]
         try:
@@ -192,8 +199,11 @@ class Service:
             whole = {**output, "timings": job.watch.timings()}
             return whole, reply.fits(whole, max_bytes)
 
-        def fitting(whole: Json) -> Json:
-            return reply.fitting(reply.result_item(whole) if job.is_streamed else whole, max_bytes)
+        def fitting(whole: Json, instead_of: WorkerError | None = None) -> Json:
+            try:
+                return reply.fitting(reply.result_item(whole) if job.is_streamed else whole, max_bytes)
+            except ResultTooLarge as error:
+                raise instead_of or error from None
 
         whole, fits = await in_thread(self._replies, job.stop, complete)
         if not fits and (job.request.upload_url or job.bucket or self._bucket):
@@ -205,8 +215,7 @@ class Service:
             except (UploadFailed, UploadRefused) as error:
                 log.event("upload_failed", job=job.id, level=log.WARNING, trace=True)
                 whole["warnings"] = [*whole["warnings"], f"the result couldn't be stored: {error}"]
-                if not reply.fits(reply.without_details(whole), max_bytes):
-                    raise
+                return await in_thread(self._replies, job.stop, fitting, whole, error)
         return await in_thread(self._replies, job.stop, fitting, whole)
 
     def _store(self, job: Job, output: Json) -> dict[str, str]:

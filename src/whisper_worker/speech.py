@@ -25,6 +25,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 FRAME = 512  # samples for which the detector gives one probability of speech: 32 ms
 LOOK_BACK = 64  # samples before a frame that it sees too
 BLOCK = 256  # frames in one run of it: 8 s, some MB. More take memory and save no time
+BLOCKS_AT_ONCE = 8  # before another recording has its turn
 DEFAULTS = VadParameters()
 
 MIN_S = 0.1  # less than this isn't speech: the model invents text for it, and word alignment once crashed on it
@@ -101,16 +102,46 @@ def listen(samples: Samples, stop: Stop, vad: VadParameters = DEFAULTS) -> Heard
 
     Takes a few MB beside `samples`, however long they are.
     """
-    detect = get_vad_model().session.run
-    gain = _gain(samples)
-    probabilities = np.empty(-(-len(samples) // FRAME), np.float32)
-    hidden = cell = np.zeros((1, 1, 128), np.float32)
-    for first in range(0, len(probabilities), BLOCK):
-        stop.check()
-        last = min(first + BLOCK, len(probabilities))
-        frames = _frames(samples, first, last) * gain
-        probabilities[first:last], hidden, cell = detect(None, {"input": frames, "h": hidden, "c": cell})
-    return Heard(samples, probabilities, find_spans(probabilities, len(samples), vad), vad.silent)
+    listener = Listener(samples, vad)
+    while not listener.is_done:
+        listener.go_on(stop)
+    return listener.heard
+
+
+class Listener:
+    """The detector on its way through a recording: some blocks at a time, so that several recordings can take turns."""
+
+    def __init__(self, samples: Samples, vad: VadParameters = DEFAULTS) -> None:
+        self._samples = samples
+        self._vad = vad
+        self._probabilities: Probabilities = np.empty(-(-len(samples) // FRAME), np.float32)
+        self._done = 0  # frames
+        self._gain: np.float32 | None = None
+        self._hidden = self._cell = np.zeros((1, 1, 128), np.float32)
+
+    @property
+    def is_done(self) -> bool:
+        return self._done == len(self._probabilities)
+
+    def go_on(self, stop: Stop) -> None:
+        """With the next `BLOCKS_AT_ONCE`; takes tenths of a second. `stop` is read before each. Raises Stopped."""
+        detect = get_vad_model().session.run
+        if self._gain is None:
+            self._gain = _gain(self._samples)
+        for _ in range(BLOCKS_AT_ONCE):
+            stop.check()
+            first, last = self._done, min(self._done + BLOCK, len(self._probabilities))
+            if first == last:
+                return
+            given = {"input": _frames(self._samples, first, last) * self._gain, "h": self._hidden, "c": self._cell}
+            self._probabilities[first:last], self._hidden, self._cell = detect(None, given)
+            self._done = last
+
+    @property
+    def heard(self) -> Heard:
+        """Once it is done."""
+        spans = find_spans(self._probabilities, len(self._samples), self._vad)
+        return Heard(self._samples, self._probabilities, spans, self._vad.silent)
 
 
 def find_spans(probabilities: Probabilities, length: int, vad: VadParameters = DEFAULTS) -> tuple[Span, ...]:

@@ -121,7 +121,7 @@ def store(
     effort = web.Effort.begin(limits.timeout_s, limits.attempts, stop)
     links = {}
     for file in files:
-        key = f"{_safe(prefix)}/{_safe(file.name)}"
+        key = "/".join(map(_safe, (prefix, *file.name.split("/"))))
         try:
             url = bucket.signed_url("PUT", key, PUT_EXPIRES_S, file.content_type)
             links[file.name] = bucket.signed_url("GET", key, expires_s)

@@ -78,6 +78,9 @@ def to_ms(seconds: float) -> int:
 
 
 def _cues(segment: Segment, layout: Layout, prefix: str) -> Iterator[Cue]:
+    if layout == PLAIN and (text := " ".join(segment.text.split())):
+        yield Cue(to_ms(segment.start), to_ms(segment.end), prefix + text, segment.channel)
+        return
     for lines in _filled(_units(segment, layout), layout, indent=width(prefix)):
         units = [unit for line in lines for unit in line]
         text, places = _written(lines, prefix)

@@ -20,10 +20,10 @@ import requests
 import urllib3
 from runpod.serverless.utils.rp_ssrf import PinnedIPAdapter, SSRFError, resolve_and_validate
 
+from whisper_worker.request import PORTS, origin
 from whisper_worker.stop import Stop
 
 FIRST_PAUSE_S = 0.5
-PORTS = {"http": 80, "https": 443}
 HEADERS = {"User-Agent": "whisper-worker", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 
@@ -118,12 +118,6 @@ def answered(
 def may_pass(status: int) -> bool:
     """Whether it is worth another try."""
     return status == 429 or status >= 500
-
-
-def origin(url: str) -> tuple[str, str | None, int | None]:
-    """What two URLs have in common when a secret for one may be sent to the other. Raises ValueError."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
 
 
 def without_secrets(url: str) -> str:
