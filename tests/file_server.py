@@ -219,9 +219,10 @@ class FileServer(ThreadingTCPServer):
     def url(self, path: str, user: str = "") -> str:
         return f"http://{user}{self.host}:{self.port}{path}"
 
-    def wait_for_request(self, path: str) -> None:
+    def wait_for_request(self, path: str, count: int = 1) -> None:
+        """Or so many."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.requests[path], timeout=10), f"nobody asked for {path}"
+            assert self._changed.wait_for(lambda: self.requests[path] >= count, timeout=20), f"nobody asked for {path}"
 
     def serve(self, request: Received, connection: socket.socket) -> None:
         path = request.target.partition("?")[0]

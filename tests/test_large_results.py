@@ -156,6 +156,36 @@ def test_without_any_storage_the_details_go_first_and_then_the_sizes_are_told() 
     assert "and 3000 fit into a reply" in told
 
 
+def test_texts_in_json_lose_their_details_too() -> None:
+    given = job(
+        transcription="json", formats=["verbose_json"], translate=True, translation="json", word_timestamps=True
+    )
+    whole = answer_of(given, talkative(" Hi." * 100))
+    output = answer_of(given, talkative(" Hi." * 100), MAX_INLINE_BYTES=str(len(json.dumps(whole)) - 1500))
+    texts = [output["transcription"], output["translation"], output["outputs"]["verbose_json"]]
+    for text in [*texts, output["translation_outputs"]["verbose_json"]]:
+        assert text["segments"][0]["tokens"] == []
+        assert "words" not in text["segments"][0]
+        assert "words" not in text
+    assert output["warnings"] == [NO_DETAILS]
+
+
+@pytest.mark.usefixtures("_private_addresses_are_allowed")
+def test_a_stream_whose_result_cannot_be_stored_is_none_the_worse(s3: str) -> None:
+    """Its segments, which make it too large, have been streamed."""
+
+    async def run(served: Service) -> list[dict[str, Any]]:
+        given = {**job(transcription="plain_text", word_timestamps=True), "s3Config": callers(s3, "no-such-bucket")}
+        async with aclosing(served.stream(given)) as stream:
+            return [item async for item in stream]
+
+    with service(talkative(" Hi." * 200), STREAM_INTERVAL_S="0", MAX_INLINE_BYTES="2000") as served:
+        *_, result = asyncio.run(run(served))
+    assert result["type"] == "result"
+    assert result["transcription"].startswith("Hi. Hi.")
+    assert "couldn't be stored" in result["warnings"][0]
+
+
 def test_results_of_several_files_are_stored_together(s3: str) -> None:
     one = {"audio_base64": job()["input"]["audio_base64"]}
     given = {"id": "many", "input": {"audios": [one, {"audio_base64": "aGVsbG8="}, one], "transcription": "srt"}}

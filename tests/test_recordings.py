@@ -16,10 +16,12 @@ from served import SPEECH, job, service, speech_for
 from served import answer as answer_of
 from served import error as error_of
 
+from whisper_worker import speech as speech_room
 from whisper_worker.errors import OutOfMemory, ShuttingDown
 from whisper_worker.live import Progress, Watcher
 from whisper_worker.recordings import FILES_AT_ONCE
 from whisper_worker.service import Service
+from whisper_worker.settings import Threads
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Said
@@ -88,6 +90,53 @@ def test_files_of_one_job_are_fetched_at_the_same_time() -> None:
     with FileServer({f"/{n}": together for n in range(count)}) as files:
         output = answer_of(several(*(files.url(f"/{n}") for n in range(count))))
     assert [result["transcription"] for result in output["results"]] == ["Hello."] * count
+
+
+@pytest.mark.usefixtures("_private_addresses_are_allowed")
+def test_stalled_downloads_of_many_jobs_with_many_files_hold_up_no_other() -> None:
+    threads = Threads(inter=1, intra=1, batch=1, jobs=12, media=1)
+
+    async def run(served: Service, files: FileServer) -> dict[str, Any]:
+        stalled = [files.url("/stall")] * FILES_AT_ONCE
+        hanging = [asyncio.create_task(served.run(several(*stalled))) for _ in range(threads.jobs - 1)]
+        await asyncio.to_thread(files.wait_for_request, "/stall", len(hanging) * FILES_AT_ONCE)
+        output = await served.run({"id": "other", "input": {"audio": files.url("/good")}})
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        return output
+
+    with FileServer({"/good": answer(200, SPEECH)}) as files, service(threads=threads) as served:
+        assert asyncio.run(asyncio.wait_for(run(served, files), 60))["transcription"] == "Hello."
+
+
+def test_speech_is_looked_for_in_short_files_while_it_is_in_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one thread for it, and it takes turns."""
+    monkeypatch.setattr(speech_room, "BLOCKS_AT_ONCE", 1)
+    begun, known = threading.Event(), threading.Event()
+    steps: list[int] = []
+    real = speech_room.Listener.go_on
+
+    def noted(self: speech_room.Listener, stop: Stop) -> None:
+        steps.append(len(self._samples))
+        begun.set()
+        assert known.wait(30)
+        real(self, stop)
+
+    monkeypatch.setattr(speech_room.Listener, "go_on", noted)
+
+    async def run(served: Service) -> None:
+        long = asyncio.create_task(served.run(job(wav(pcm(silence(80))))))
+        assert await asyncio.to_thread(begun.wait, 30)
+        short = asyncio.create_task(served.run(job(wav(pcm(silence(2))))))
+        await asyncio.sleep(0.1)  # in which it gets in line
+        known.set()
+        await asyncio.gather(long, short)
+
+    with service(threads=Threads(inter=1, intra=1, batch=1, jobs=2, media=1)) as served:
+        asyncio.run(run(served))
+    assert steps.index(2 * RATE) < 5
+    assert steps.count(80 * RATE) == 10
 
 
 @pytest.mark.usefixtures("_private_addresses_are_allowed")
@@ -304,6 +353,13 @@ def test_one_channel_apart_is_channel_0_with_a_warning() -> None:
     assert len(output["warnings"]) == 1
 
 
+def test_words_of_channels_apart_are_in_the_order_of_time_and_say_whose_they_are() -> None:
+    output = answer_of(job(CALL, channels="split", word_timestamps=True), PIECE_SECONDS="6")
+    words = output["word_timestamps"]
+    assert [word["channel"] for word in words] == [0, 1, 0]
+    assert [word["start"] for word in words] == sorted(word["start"] for word in words)
+
+
 def test_channels_are_streamed_in_the_order_of_time() -> None:
     async def run(served: Service) -> list[dict[str, Any]]:
         async with aclosing(served.stream(job(CALL, channels="split"))) as stream:
@@ -327,6 +383,11 @@ def test_a_clip_is_all_that_is_read_and_has_the_files_times() -> None:
     assert 19 < only["start"] < 21
     assert only["words"][0]["start"] == pytest.approx(only["start"] + 0.1)
     assert output["word_timestamps"][0]["start"] == only["words"][0]["start"]
+
+
+def test_a_clip_that_reaches_behind_the_end_says_so() -> None:
+    assert answer_of(job(clip={"start": 1, "end": 60}))["warnings"] == ["the clip ends at 60 s, but the audio at 4.2 s"]
+    assert answer_of(job(clip={"start": 1, "end": 4}))["warnings"] == []
 
 
 def test_a_clip_behind_the_end_is_refused_with_the_length() -> None:
@@ -404,6 +465,7 @@ def test_where_nobody_speaks_there_is_no_language() -> None:
     [
         ({"max_line_width": 40}, "only the formats srt and vtt use max_line_width"),
         ({"task": "detect_language", "word_timestamps": True}, "detect_language doesn't use word_timestamps"),
+        ({"translation": "srt"}, "there is no translation: its format has no effect"),
     ],
 )
 def test_what_has_no_effect_is_told_in_warnings(options: dict[str, Any], remark: str) -> None:
