@@ -7,7 +7,7 @@ import pytest
 
 from whisper_worker import log
 from whisper_worker.engine import choose_compute_type
-from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, markdown_table
+from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, bucket_in, markdown_table
 
 ROOT = Path(__file__).parent.parent
 
@@ -125,3 +125,39 @@ def test_log_lines_can_be_grepped(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "whisper_worker"):
         log.event("job_done", job="a1", seconds=1.5, note='two words, "quoted"', left_out=None, empty="")
     assert caplog.messages == ['event=job_done job=a1 seconds=1.5 note="two words, \\"quoted\\"" empty=""']
+
+
+BUCKET = {
+    "BUCKET_ENDPOINT_URL": "https://s3.test",
+    "BUCKET_NAME": "results",
+    "BUCKET_ACCESS_KEY_ID": "AKID",
+    "BUCKET_SECRET_ACCESS_KEY": "s3cret",
+}
+
+
+@pytest.mark.parametrize("missing", BUCKET)
+def test_a_bucket_is_described_whole_or_not_at_all(missing: str) -> None:
+    assert Settings.from_env(BUCKET).bucket_name == "results"
+    with pytest.raises(SettingsError, match=f"is set, but not {missing}$") as caught:
+        Settings.from_env({key: value for key, value in BUCKET.items() if key != missing})
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://my-results.s3.us-west-2.amazonaws.com", "my-results"),
+        ("https://my.results.s3-eu-west-1.amazonaws.com/", "my.results"),
+        ("https://s3.us-west-2.amazonaws.com", None),
+        ("https://minio.test:9000", None),
+    ],
+)
+def test_a_bucket_may_be_named_by_its_endpoint_alone(url: str, name: str | None) -> None:
+    assert bucket_in(url) == name
+    if name:
+        unnamed = {key: value for key, value in BUCKET.items() if key != "BUCKET_NAME"}
+        assert Settings.from_env({**unnamed, "BUCKET_ENDPOINT_URL": url}).bucket_name == name
+
+
+def test_the_secret_of_a_bucket_is_in_no_text() -> None:
+    assert "s3cret" not in repr(Settings.from_env(BUCKET))

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -140,7 +141,9 @@ class Settings(BaseModel):
         pattern="^https?://",
         description="S3-compatible storage for larger results; a job's `s3Config` goes first",
     )
-    bucket_name: str | None = Field(None, description="The bucket there")
+    bucket_name: str | None = Field(
+        None, description="The bucket there. Default: the one that the endpoint's host begins with (`name.s3.…`)"
+    )
     bucket_access_key_id: str | None = Field(None, description="Its access key's id")
     bucket_secret_access_key: SecretStr | None = Field(None, description="Its access key")
     bucket_region: str | None = Field(None, description="Its region, where the storage insists on one")
@@ -168,12 +171,21 @@ class Settings(BaseModel):
         except ValidationError as error:
             problems = (f"{str(e['loc'][0]).upper()}={e['input']!r}: {e['msg']}" for e in error.errors())
             raise SettingsError("; ".join(problems)) from None
+        if settings.bucket_name is None and settings.bucket_endpoint_url:
+            name = bucket_in(settings.bucket_endpoint_url)
+            settings = settings.model_copy(update={"bucket_name": name})
         given = [name for name in BUCKET if getattr(settings, name) is not None]
         if missing := [name.upper() for name in BUCKET if given and name not in given]:
             raise SettingsError(f"{given[0].upper()} is set, but not {', '.join(missing)}")
         if settings.allow_local_files is None:
             settings = settings.model_copy(update={"allow_local_files": not on_runpod(env)})
         return settings
+
+
+def bucket_in(endpoint_url: str) -> str | None:
+    """The bucket that an endpoint such as `https://name.s3.us-west-2.amazonaws.com` names, as RunPod's guides have it."""
+    named = re.match(r"https?://(?:[^/@]*@)?([a-z0-9][a-z0-9.-]+?)\.s3[.-]", endpoint_url)
+    return named[1] if named else None
 
 
 def on_runpod(env: Mapping[str, str]) -> bool:
