@@ -183,7 +183,7 @@ class Settings(BaseModel):
 
 
 def bucket_in(endpoint_url: str) -> str | None:
-    """The bucket that an endpoint such as `https://name.s3.us-west-2.amazonaws.com` names, as RunPod's guides have it."""
+    """The bucket that an endpoint such as `https://name.s3.eu-west-1.amazonaws.com` names, as in RunPod's guides."""
     named = re.match(r"https?://(?:[^/@]*@)?([a-z0-9][a-z0-9.-]+?)\.s3[.-]", endpoint_url)
     return named[1] if named else None
 
