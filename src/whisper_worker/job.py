@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from whisper_worker import reply
 from whisper_worker.live import STAGES, TAIL, Progress, Stage, Watcher
 from whisper_worker.request import Request, S3Config, Source
 from whisper_worker.stop import Stop
-from whisper_worker.transcript import Growing, Language
+from whisper_worker.transcript import Growing, Language, Segment
 
 T = TypeVar("T")
 
@@ -56,15 +56,28 @@ class Stopwatch:
 class Recording:
     """One of a job's files on its way. `index`: which one, where there are several. `stop` ends its threads alone."""
 
-    def __init__(self, source: Source, index: int | None, stop: Stop) -> None:
+    def __init__(self, job: "Job", source: Source, index: int | None) -> None:
+        self.job = job
         self.source = source
         self.index = index
-        self.stop = stop
+        self.stop = job.stop.part()
         self.transcript: Growing | None = None
         """From when its pieces are transcribed on."""
         self.output: dict[str, Any] | None = None
-        """Its output, or error, once it has one; of the only file it is the job's."""
+        """Of several files: the output, or error, once there is one."""
         self._informed = False
+
+    @property
+    def request(self) -> Request:
+        return self.job.request
+
+    @property
+    def watch(self) -> Stopwatch:
+        return self.job.watch
+
+    @property
+    def is_one_of_several(self) -> bool:
+        return self.index is not None
 
     @property
     def seconds_total(self) -> float | None:
@@ -77,16 +90,27 @@ class Recording:
     def seconds_done(self) -> float:
         return self.transcript.until if self.transcript else 0.0
 
-    def done_so_far(self, request: Request) -> dict[str, Any] | None:
+    def done_so_far(self) -> dict[str, Any] | None:
         """All of its output, or what there is of it; None when that is nothing."""
         if self.output:
             return self.output
-        return dict(reply.partial(request, self.transcript)) if self.transcript else None
+        return dict(reply.partial(self.request, self.transcript)) if self.transcript else None
 
-    def is_first_to_inform(self) -> bool:
-        """True the first time."""
-        first, self._informed = not self._informed, True
-        return first
+    def tell(self, stage: Stage) -> None:
+        """Whoever looks on at the job."""
+        self.job.tell(stage, self.transcript)
+
+    def inform(self, facts: reply.Facts, language: Language | None) -> None:
+        """Of the audio; only the first time counts."""
+        if not self._informed:
+            self._informed = True
+            self.job.watcher.info(reply.info_item(facts, language, self.index))
+
+    async def pass_on(self, segments: Sequence[Segment]) -> None:
+        """To whoever looks on."""
+        if segments:
+            await self.job.watcher.segments(segments, self.index)
+        self.tell("transcribe")
 
 
 @dataclass
@@ -112,27 +136,22 @@ class Job:
     def accept(self, request: Request) -> None:
         self.request = request
         self.recordings = [
-            Recording(source, None if request.audios is None else index, self.stop.part())
+            Recording(self, source, None if request.audios is None else index)
             for index, source in enumerate(request.sources)
         ]
 
-    def tell(self, stage: Stage, recording: Recording) -> None:
-        """Whoever looks on; never of less than before, not even when the job is transcribed once more."""
+    def tell(self, stage: Stage, transcript: Growing | None) -> None:
+        """Whoever looks on; never of less than before, not even when a file is transcribed once more."""
         self._stage = max(stage, self._stage, key=STAGES.index)
         self._told_s = max(self._told_s, sum(each.seconds_done for each in self.recordings))
         totals = [each.seconds_total for each in self.recordings]
         total = None if None in totals else sum(total or 0.0 for total in totals)
-        tail = recording.transcript.tail(TAIL) if recording.transcript else ""
+        tail = transcript.tail(TAIL) if transcript else ""
         self.watcher.progress(Progress(self._stage, self._told_s, total or None, tail))
-
-    def inform(self, recording: Recording, facts: reply.Facts, language: Language | None) -> None:
-        """Of a file's audio; only the first time counts."""
-        if recording.is_first_to_inform():
-            self.watcher.info(reply.info_item(facts, language, recording.index))
 
     def done_so_far(self) -> dict[str, Any] | None:
         """None when that is nothing."""
-        parts = [each.done_so_far(self.request) for each in self.recordings]
+        parts = [each.done_so_far() for each in self.recordings]
         if self.request.audios is None:
             return parts[0]
         return {"results": parts} if any(parts) else None

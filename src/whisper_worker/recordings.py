@@ -8,17 +8,17 @@ I/O of many jobs overlaps, the next jobs' audio is ready when the model is free,
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeVar
 
 from whisper_worker import fetch, log, pieces, reply, sources, speech
 from whisper_worker.audio import SAMPLE_RATE, Audio, Part, Samples, decode
 from whisper_worker.errors import TooLong
-from whisper_worker.job import Job, Recording
+from whisper_worker.job import Recording
 from whisper_worker.pieces import Piece, Track
 from whisper_worker.piecework import Piecework
 from whisper_worker.registry import Loaded
@@ -39,6 +39,8 @@ FIRST_LISTEN_S = 60.0  # of a file whose language is wanted; twice as much where
 LONGEST_LISTEN_S = 16 * FIRST_LISTEN_S
 
 Json = dict[str, Any]
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Recordings:
@@ -58,44 +60,39 @@ class Recordings:
         # A job alone must be able to keep the model busy: as many pieces as it takes windows at once, and one more.
         self._pieces = Piecework(threads.jobs, extra=threads.inter * threads.batch)
 
-    async def output(self, job: Job, recording: Recording, model: Loaded) -> Json:
+    async def output(self, recording: Recording, model: Loaded) -> Json:
         """The output for one file, without timings. Raises what `errors` holds."""
-        job.tell("download", recording)
-        async with self._media_file(job, recording) as file:
-            job.tell("decode", recording)
-            if job.request.task == "detect_language":
-                return await self._detection(job, recording, model, file)
-            audio = await self._decode_in_turn(job, recording, file)
-        tracks = await self._tracks(job, recording, audio)
-        facts = _facts(job.request, model, audio, tracks)
-        so_far = await self._transcribe_well(job, recording, model, tracks, audio, facts)
-        return await in_thread(self._media, recording.stop, _output, job.request, model, so_far, facts)
+        recording.tell("download")
+        async with self._media_file(recording) as file:
+            recording.tell("decode")
+            if recording.request.task == "detect_language":
+                return await self._detection(recording, model, file)
+            material = await self._material(recording, model, await self._decode_in_turn(recording, file))
+        so_far = await self._transcribe_well(recording, model, material)
+        return await in_thread(self._media, recording.stop, _output, recording.request, model, so_far, material.facts)
 
-    async def _detection(self, job: Job, recording: Recording, model: Loaded, file: IO[bytes]) -> Json:
+    async def _detection(self, recording: Recording, model: Loaded, file: IO[bytes]) -> Json:
         """Of no more of the file than it takes to be sure."""
         longest_s = FIRST_LISTEN_S
         while True:
-            part = _part(job.request, longest_s)
-            audio = await self._decode(job, recording, file, part, self._settings.max_audio_s)
-            tracks = await self._tracks(job, recording, audio)
-            walk = model.engine.walk(tracks, job.request, recording.stop)
-            own = job.own_thread if recording.index is not None else None
-            work = self._pieces.in_order(recording.stop, lambda walk: [walk.detect()], [walk], own_thread=own)
-            async with aclosing(work) as results:
+            part = _part(recording.request, longest_s)
+            audio = await self._decode(recording, file, part, self._settings.max_audio_s)
+            material = await self._material(recording, model, audio)
+            walk = model.engine.walk(material.tracks, recording.request, recording.stop)
+            async with aclosing(self._side_by_side(recording, lambda walk: [walk.detect()], [walk])) as results:
                 [language] = [result async for result in results]
             is_all = audio.reaches_end or audio.duration < longest_s - 1 or longest_s >= LONGEST_LISTEN_S
             if is_all or (language and language.is_sure):
-                facts = _facts(job.request, model, audio, tracks)
-                job.inform(recording, facts, language)
-                return dict(reply.detection(language, facts))
+                recording.inform(material.facts, language)
+                return dict(reply.detection(language, material.facts))
             longest_s *= 2
 
     @asynccontextmanager
-    async def _media_file(self, job: Job, recording: Recording) -> AsyncIterator[IO[bytes]]:
+    async def _media_file(self, recording: Recording) -> AsyncIterator[IO[bytes]]:
         """The caller's file, open. A downloaded one has no name on the disk: closed, it is gone."""
         file: IO[bytes]
         source = recording.source
-        with job.watch.timing("download"):
+        with recording.watch.timing("download"):
             if source.audio is not None and is_url(source.audio):
                 file = await self._download(recording, source.audio)
             else:
@@ -127,20 +124,20 @@ class Recordings:
             raise
         return file
 
-    async def _decode(self, job: Job, recording: Recording, file: IO[bytes], part: Part, max_seconds: float) -> Audio:
+    async def _decode(self, recording: Recording, file: IO[bytes], part: Part, max_seconds: float) -> Audio:
         def act() -> Audio:
             return decode(
                 file, recording.stop, max_seconds=max_seconds, extension=sources.extension(recording.source), part=part
             )
 
-        return await in_thread(self._media, recording.stop, job.watch.timed("decode", act))
+        return await in_thread(self._media, recording.stop, recording.watch.timed("decode", act))
 
-    async def _decode_in_turn(self, job: Job, recording: Recording, file: IO[bytes]) -> Audio:
+    async def _decode_in_turn(self, recording: Recording, file: IO[bytes]) -> Audio:
         """One file of a job after the other: what one leaves of the longest audio is there for the next."""
+        job, most_s = recording.job, self._settings.max_audio_s
         async with job.decoding:
-            most_s = self._settings.max_audio_s
             try:
-                audio = await self._decode(job, recording, file, _part(job.request), most_s - job.audio_s)
+                audio = await self._decode(recording, file, _part(job.request), most_s - job.audio_s)
             except TooLong as error:
                 if not job.audio_s:
                     raise
@@ -148,20 +145,29 @@ class Recordings:
             job.audio_s += len(audio.channels) * audio.duration
             return audio
 
-    async def _tracks(self, job: Job, recording: Recording, audio: Audio) -> list[Track]:
-        """What will be transcribed of each channel."""
-        numbered = job.request.channels == "split"
-        return [
-            Track(samples, tuple(await self._cut(job, recording, samples)), number if numbered else None)
+    async def _material(self, recording: Recording, model: Loaded, audio: Audio) -> "_Material":
+        numbered = recording.request.channels == "split"
+        tracks = [
+            Track(samples, tuple(await self._cut(recording, samples)), number if numbered else None)
             for number, samples in enumerate(audio.channels)
         ]
+        request, engine = recording.request, model.engine
+        facts = reply.Facts(
+            model=engine.name,
+            device=engine.device,
+            duration=audio.duration,
+            duration_after_vad=sum(track.speech_s for track in tracks),
+            warnings=(*audio.warnings, *self._remarks(request, audio), *engine.remarks(request)),
+        )
+        return _Material(audio, tracks, facts)
 
-    async def _cut(self, job: Job, recording: Recording, samples: Samples) -> list[Piece]:
+    async def _cut(self, recording: Recording, samples: Samples) -> list[Piece]:
         """All that is speech, or all there is without `enable_vad`."""
-        vad = job.request.vad_parameters or VadParameters()
-        keep_all = not job.request.enable_vad
+        request = recording.request
+        vad = request.vad_parameters or VadParameters()
+        keep_all = not request.enable_vad
         longest_s = min(self._settings.piece_seconds, vad.max_speech_duration_s or math.inf)
-        if job.request.multilingual:
+        if request.multilingual:
             longest_s = min(longest_s, ONE_LANGUAGE_S)
         if keep_all and len(samples) <= longest_s * SAMPLE_RATE:
             return pieces.whole(samples)
@@ -172,59 +178,58 @@ class Recordings:
             return pieces.cut(listener.heard, longest_s, keep_silence=keep_all) if listener.is_done else None
 
         while True:  # one step of many: short recordings of other jobs pass long ones
-            cut = await in_thread(self._media, recording.stop, job.watch.timed("decode", act))
+            cut = await in_thread(self._media, recording.stop, recording.watch.timed("decode", act))
             if cut is not None:
                 return cut
 
-    async def _transcribe_well(
-        self, job: Job, recording: Recording, model: Loaded, tracks: list[Track], audio: Audio, facts: reply.Facts
-    ) -> Growing:
+    async def _transcribe_well(self, recording: Recording, model: Loaded, material: "_Material") -> Growing:
         """The transcript; when there is none though somebody speaks, and it turns out that the model is to blame, once
         more, by a model that was loaded again."""
         reloads = model.canary.reloads
-        so_far = await self._transcribe(job, recording, model, tracks, audio, facts)
-        if so_far.transcript.segments or facts.duration_after_vad < DEAF_S:
+        so_far = await self._transcribe(recording, model, material)
+        if so_far.transcript.segments or material.facts.duration_after_vad < DEAF_S:
             return so_far
         await model.canary.try_model()
-        if model.canary.reloads == reloads:
-            return so_far
-        return await self._transcribe(job, recording, model, tracks, audio, facts)
+        return so_far if model.canary.reloads == reloads else await self._transcribe(recording, model, material)
 
-    async def _transcribe(
-        self, job: Job, recording: Recording, model: Loaded, tracks: list[Track], audio: Audio, facts: reply.Facts
-    ) -> Growing:
+    async def _transcribe(self, recording: Recording, model: Loaded, material: "_Material") -> Growing:
         began = time.monotonic()
-        walk = model.engine.walk(tracks, job.request, recording.stop)
-        log.event("transcribe", job=job.id, audio=recording.index, level=log.DEBUG, pieces=len(walk))
-        spoken = [track.channel for track in tracks if track.speech_s >= speech.MIN_S]
-        recording.transcript = so_far = Growing(
-            audio.duration,
-            offset=audio.offset,
-            channels=spoken or [None],
-            task="transcribe" if job.request.wants_transcription else "translate",
-        )
-        job.tell("transcribe", recording)
-        if spoken:  # else nobody speaks, in whatever language the job asks for
-            _when_known(walk, lambda language: job.inform(recording, facts, language))
-        work = self._pieces.in_order(
-            recording.stop,
-            walk.piece,
-            range(len(walk)),
-            side_by_side=not job.request.condition_on_previous_text,
-            own_thread=job.own_thread if recording.index is not None else None,
-        )
-        async with aclosing(work) as results:
+        walk = model.engine.walk(material.tracks, recording.request, recording.stop)
+        log.event("transcribe", job=recording.job.id, audio=recording.index, level=log.DEBUG, pieces=len(walk))
+        recording.transcript = so_far = material.growing(recording.request)
+        recording.tell("transcribe")
+        if material.is_spoken:  # else nobody speaks, in whatever language the job asks for
+            _when_known(walk, lambda language: recording.inform(material.facts, language))
+        async with aclosing(self._side_by_side(recording, walk.piece, range(len(walk)))) as results:
             async for said in results:
-                if new := so_far.add(said):
-                    await job.watcher.segments(new, recording.index)
-                job.tell("transcribe", recording)
-        if new := so_far.end():
-            await job.watcher.segments(new, recording.index)
-        job.tell("transcribe", recording)
-        job.inform(recording, facts, None)  # when nobody speaks
-        job.watch.add("queue", (walk.first_run or began) - began)
-        job.watch.add("inference", time.monotonic() - (walk.first_run or began))
+                await recording.pass_on(so_far.add(said))
+        await recording.pass_on(so_far.end())
+        recording.inform(material.facts, None)  # when nobody speaks
+        recording.watch.add("queue", (walk.first_run or began) - began)
+        recording.watch.add("inference", time.monotonic() - (walk.first_run or began))
         return so_far
+
+    def _side_by_side(
+        self, recording: Recording, act: Callable[[T], Iterable[U]], parts: Sequence[T]
+    ) -> AsyncGenerator[U, None]:
+        """On the piece threads, unless each needs the text before it."""
+        return self._pieces.in_order(
+            recording.stop,
+            act,
+            parts,
+            side_by_side=not recording.request.condition_on_previous_text,
+            own_thread=recording.job.own_thread if recording.is_one_of_several else None,
+        )
+
+    def _remarks(self, request: Request, audio: Audio) -> Iterator[str]:
+        """What of the request has no effect, or less than it says."""
+        yield from request.remarks
+        end, there_s = request.clip.end if request.clip else None, audio.offset + audio.duration
+        if end is not None and audio.reaches_end and there_s < end - SHORT_BY_S:
+            yield f"the clip ends at {end:g} s, but the audio at {there_s:.1f} s"
+        longest_s = request.vad_parameters and request.vad_parameters.max_speech_duration_s
+        if longest_s and longest_s > self._settings.piece_seconds:
+            yield f"pieces have at most {self._settings.piece_seconds:g} s here: max_speech_duration_s has no effect"
 
     def close(self) -> None:
         """End the threads. Jobs should have ended."""
@@ -234,28 +239,30 @@ class Recordings:
         self._pieces.close()
 
 
+@dataclass(frozen=True)
+class _Material:
+    """What there is to transcribe."""
+
+    audio: Audio
+    tracks: list[Track]
+    facts: reply.Facts
+
+    @property
+    def is_spoken(self) -> bool:
+        return any(track.speech_s >= speech.MIN_S for track in self.tracks)
+
+    def growing(self, request: Request) -> Growing:
+        """Its transcript, of which nothing is there yet."""
+        spoken = [track.channel for track in self.tracks if track.speech_s >= speech.MIN_S]
+        task: Literal["transcribe", "translate"] = "transcribe" if request.wants_transcription else "translate"
+        return Growing(self.audio.duration, offset=self.audio.offset, channels=spoken or [None], task=task)
+
+
 def _part(request: Request, longest_s: float = math.inf) -> Part:
     """What of the file is wanted, and at most so much of it."""
     clip = request.clip or Clip()
     end = min(math.inf if clip.end is None else clip.end, clip.start + longest_s)
     return Part(request.audio_stream, request.channels, clip.start, None if math.isinf(end) else end)
-
-
-def _facts(request: Request, model: Loaded, audio: Audio, tracks: list[Track]) -> reply.Facts:
-    return reply.Facts(
-        model=model.engine.name,
-        device=model.engine.device,
-        duration=audio.duration,
-        duration_after_vad=sum(track.speech_s for track in tracks),
-        warnings=(*audio.warnings, *_remarks(request, audio), *model.engine.remarks(request)),
-    )
-
-
-def _remarks(request: Request, audio: Audio) -> Iterator[str]:
-    yield from request.remarks
-    end, there_s = request.clip.end if request.clip else None, audio.offset + audio.duration
-    if end is not None and audio.reaches_end and there_s < end - SHORT_BY_S:
-        yield f"the clip ends at {end:g} s, but the audio at {there_s:.1f} s"
 
 
 def _output(request: Request, model: Loaded, so_far: Growing, facts: reply.Facts) -> Json:
@@ -267,7 +274,7 @@ def _output(request: Request, model: Loaded, so_far: Growing, facts: reply.Facts
     return dict(reply.build(request, transcript, translation, facts))
 
 
-def _when_known(walk: Walk, act: Any) -> None:
+def _when_known(walk: Walk, act: Callable[[Language], None]) -> None:
     """`act` with the language, on the event loop, as soon as it is known; never where it isn't found."""
 
     def note(language: "asyncio.Future[Language]") -> None:

@@ -138,7 +138,7 @@ class Service:
             sources = [_kind(recording) for recording in job.recordings]
             log.event("job_start", job=job.id, model=model.name, source=sources[0], files=len(sources))
             if job.request.audios is None:
-                output = await self._recordings.output(job, job.recordings[0], model)
+                output = await self._recordings.output(job.recordings[0], model)
             else:
                 output = await self._several(job, model)
             answer = await self._reply(job, output)
@@ -163,12 +163,12 @@ class Service:
         async def answered(recording: Recording) -> Json:
             try:
                 async with places:
-                    output = await self._recordings.output(job, recording, model)
+                    output = await self._recordings.output(recording, model)
             except Unhealthy:
                 raise
             except Exception as error:
                 explained = self._explained(job, error, recording)
-                so_far = recording.done_so_far(job.request) if explained.breaks_off else None
+                so_far = recording.done_so_far() if explained.breaks_off else None
                 output = {**explained.reply, "partial": so_far} if so_far else explained.reply
             recording.output = output
             return output
