@@ -52,6 +52,14 @@ def wav(samples: NDArray[Any], rate: int = RATE, data_size: int | None = None, r
     return header + struct.pack("<I", size) + data
 
 
+def as_rifx(file: bytes) -> bytes:
+    """A WAV file of 16-bit samples with its numbers the other way round."""
+    numbers = struct.unpack("<IHHIIHH", file[16:36])
+    samples = np.frombuffer(file[44:], "<i2").astype(">i2").tobytes()
+    sizes = [struct.pack(">I", *struct.unpack("<I", file[at : at + 4])) for at in (4, 40)]
+    return b"RIFX" + sizes[0] + b"WAVEfmt " + struct.pack(">IHHIIHH", *numbers) + b"data" + sizes[1] + samples
+
+
 def pcm(samples: Floats) -> NDArray[np.int16]:
     return (np.clip(samples, -1, 1) * 32767).astype(np.int16)
 

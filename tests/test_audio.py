@@ -15,6 +15,7 @@ from conftest import Recording
 from media import (
     RATE,
     alike,
+    as_rifx,
     encode,
     noise,
     pcm,
@@ -130,13 +131,32 @@ def test_next_to_nothing_decodes_to_next_to_nothing(samples: audio.Samples) -> N
 
 
 def test_a_wav_cut_after_its_header_is_empty() -> None:
-    assert heard(wav(pcm(speech()))[:44]).duration == 0
+    decoded = heard(wav(pcm(speech()))[:44])
+    assert decoded.duration == 0
+    assert decoded.warnings == ("the file announces 4.2 s of audio but holds 0.0 s: it is cut off or damaged",)
 
 
-@pytest.mark.parametrize("size", [0, 0xFFFFFFFF, 1 << 30], ids=["zero", "4 GB", "1 GB"])
-def test_a_streamed_wav_header_promises_anything_and_all_is_decoded(size: int) -> None:
-    decoded = heard(wav(pcm(speech()), data_size=size, riff_size=size))
+STREAMED = {  # what programs write in place of the sizes that they don't know yet: of the samples, of the file
+    "zero": (0, 0),
+    "zero, and the header's own size": (0, 36),
+    "4 GB": (0xFFFFFFFF, 0xFFFFFFFF),
+    "4 GB with the header": (0xFFFFFFFF - 36, 0xFFFFFFFF),
+    "2 GB": (0x7FFFFFFF, 0x7FFFFFFF),
+    "2 GB and the header": (0x80000000, 0x80000024),
+    "2 GB but a page": (0x7FFFF000, 0x7FFFF024),
+    "2 GB but 64 KB": (0x7FFF0000, 0x7FFF0024),
+    "1 GB": (1 << 30, 1 << 30),
+    "1 GB and the header": (1 << 30, (1 << 30) + 36),
+    "any number twice": (100_000_000, 100_000_000),
+    "samples beyond the file": (100_000_000, 36 + 2 * len(speech())),
+}
+
+
+@pytest.mark.parametrize(("data_size", "riff_size"), STREAMED.values(), ids=STREAMED.keys())
+def test_a_streamed_wav_header_promises_anything_and_all_is_decoded(data_size: int, riff_size: int) -> None:
+    decoded = heard(wav(pcm(speech()), data_size=data_size, riff_size=riff_size))
     assert len(decoded.samples) == len(speech())
+    assert decoded.warnings == ()
 
 
 def test_a_wav_header_that_leaves_samples_out_is_warned_about() -> None:
@@ -288,6 +308,36 @@ def test_a_file_that_is_cut_off_says_so(file: bytes) -> None:
     decoded = heard(file[: len(file) // 2])
     assert 0.5 < decoded.duration < 3
     assert any("cut off" in warning for warning in decoded.warnings)
+
+
+WHOLE_UNCOMPRESSED = {
+    "wav, 16 kHz": wav(pcm(silence(60))),
+    "wav, 44.1 kHz stereo": wav(pcm(np.zeros((60 * 44_100, 2), np.float32)), rate=44_100),
+    "wav, 8 kHz, with chunks before and behind": encode("wav", "pcm_s16le", [silence(60)], rate=8_000)
+    + b"LIST\4\0\0\0INFO",
+    "wav, big-endian": as_rifx(wav(pcm(silence(60)))),
+    "wav, A-law": encode("wav", "pcm_alaw", [silence(60)], rate=8_000),
+    "wav over 4 GB": encode("wav", "pcm_s16le", [silence(60)], rate=8_000, options={"rf64": "always"}),
+    "w64": encode("w64", "pcm_s24le", [silence(60)], rate=8_000),
+    "caf": encode("caf", "pcm_s16le", [silence(60)], rate=8_000),
+    "aiff": encode("aiff", "pcm_s16be", [silence(60)], rate=8_000),
+    "au": encode("au", "pcm_s16be", [silence(60)], rate=8_000),
+}
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("file", WHOLE_UNCOMPRESSED.values(), ids=WHOLE_UNCOMPRESSED.keys())
+def test_uncompressed_audio_that_is_cut_off_says_what_is_left(file: bytes, share: float) -> None:
+    assert heard(file).warnings == ()
+    (warning,) = heard(file[: int(share * len(file))]).warnings
+    held = f"{60 * share:.1f}"
+    assert warning == f"the file announces 60.0 s of audio but holds {held} s: it is cut off or damaged"
+
+
+def test_a_part_of_a_wav_that_is_cut_off_says_so_where_it_misses_something() -> None:
+    cut = wav(pcm(silence(60)))[: 30 * 2 * RATE]
+    assert "announces 60.0 s of audio but holds 30.0 s" in played(cut, start=20, end=55).warnings[0]
+    assert played(cut, start=10, end=20).warnings == ()
 
 
 def test_a_rate_and_layout_that_change_midway_lose_nothing() -> None:

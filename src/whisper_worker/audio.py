@@ -196,6 +196,8 @@ class _Reading:
         self._announced_s = self._announced()
         if container.format.name == "mp3" and stream.duration and containers.counts_its_frames(file):
             self._announced_s = _seconds(stream.duration, stream)
+        elif (counted_s := containers.counted_s(file, stream, self._position / SAMPLE_RATE)) is not None:
+            self._announced_s = max(self._announced_s or 0.0, counted_s)
         self._ended_early = container.format.name == "ogg" and containers.ends_within_ogg_page(file)
         self._hidden_bytes = containers.hidden_bytes(file, container, stream, self._position / SAMPLE_RATE)
 

@@ -5,6 +5,8 @@ No other file or address is ever opened, whatever it asks for. FFmpeg comes with
 
 import codecs
 import re
+import struct
+from dataclasses import dataclass
 from typing import IO, NoReturn
 
 import av
@@ -50,6 +52,32 @@ FIRST_OGG_PAGE = b"OggS\0\x02"
 MAX_OGG_PAGE = 65_307  # bytes
 HIDDEN_SHARE = 0.5  # share of an uncompressed file that its header doesn't account for, worth a warning
 MIN_HIDDEN_BYTES = 10_000  # tags are no audio
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """How a format divides its files into chunks.
+
+    `first`: where the first one begins. `head`: a chunk's name and size. `counted`: bytes of the head in that size.
+    `align`: each begins at a multiple of it. `wrapped`: all of them are in a chunk themselves, which states their size.
+    `below`: sizes from here on are made up.
+    """
+
+    first: int
+    head: struct.Struct
+    counted: int
+    align: int
+    wrapped: bool
+    below: int
+
+
+CHUNKS = {  # by a file's first bytes; not RF64, whose sizes FFmpeg believes itself
+    b"RIFF": _Chunks(12, struct.Struct("<4sI"), 0, 2, True, 0x3FFF_0000),  # 64 KB less than 1 GB
+    b"RIFX": _Chunks(12, struct.Struct(">4sI"), 0, 2, True, 0x3FFF_0000),
+    b"riff": _Chunks(40, struct.Struct("<16sQ"), 24, 8, True, 1 << 62),  # W64
+    b"caff": _Chunks(8, struct.Struct(">4sq"), 0, 1, False, 1 << 62),
+}
+MAX_CHUNKS = 1_000  # before the samples; a hostile file may hold millions
 
 
 def open_container(file: IO[bytes], extension: str) -> InputContainer:
@@ -166,6 +194,49 @@ def announced_s(container: InputContainer, stream: AudioStream, begins_s: float)
         return container.duration / av.time_base - max(begins_s, 0.0)
     if tag := re.fullmatch(r"(\d+):(\d\d):(\d\d\.\d+)", stream.metadata.get("DURATION", "")):  # Matroska's, of a stream
         return int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3]) - max(begins_s, 0.0)
+    return None
+
+
+def counted_s(file: IO[bytes], stream: AudioStream, seconds: float) -> float | None:
+    """The seconds of audio for which an uncompressed file's header states the bytes, if `seconds` are all it holds.
+
+    FFmpeg looks at the file's size instead, so a file that is cut off is as long to it as what is left.
+    """
+    if (sizes := _bytes_of_audio(file)) is None:
+        return None
+    stated, held = sizes
+    if held and seconds:
+        return seconds * max(stated / held, 1.0)
+    return stated * 8 / stream.bit_rate if stream.bit_rate else None
+
+
+def _bytes_of_audio(file: IO[bytes]) -> tuple[int, int] | None:
+    """How many bytes of samples the header states, where it can be believed, and how many there are from their start.
+
+    A program that writes to a pipe can't come back to fill in the sizes, and makes them up: 0, or near 1, 2 or 4 GB,
+    or one number for both the file and its samples, where true ones differ by the header. A true size of more than
+    1 GB passes for made up too; so much isn't downloaded anyway, unless the operator wants it.
+    """
+    size = file.seek(0, 2)
+    file.seek(0)
+    if (layout := CHUNKS.get(file.read(4))) is None:
+        return None
+    place, total = layout.first, layout.below - 1
+    if layout.wrapped:
+        file.seek(0)
+        _, total = layout.head.unpack(file.read(layout.head.size))
+    for _ in range(MAX_CHUNKS):
+        file.seek(place)
+        if len(head := file.read(layout.head.size)) < layout.head.size:
+            return None
+        name, length = layout.head.unpack(head)
+        length -= layout.counted
+        place += layout.head.size
+        if name[:4] == b"data":
+            return (length, max(size - place, 0)) if 0 < length < total < layout.below else None
+        if length < 0:
+            return None
+        place += length + -length % layout.align
     return None
 
 
