@@ -75,10 +75,12 @@ def encode(
     options: dict[str, str] | None = None,
     begins_s: float = 0.0,
     gap: tuple[float, float] = (0.0, 0.0),
+    is_sent: Callable[[float], bool] = lambda _: True,
 ) -> bytes:
     """A media file with one audio track for each array of samples (16 kHz mono, or (n, 2) stereo).
 
-    The timestamps begin with `begins_s`, and leave out a gap: the seconds before it, and its own.
+    The timestamps begin with `begins_s`, and leave out a gap: the seconds before it, and its own. Packets of which
+    `is_sent` says no, by the second in which they begin, are not written.
     """
     with NamedTemporaryFile() as file, av.open(file.name, "w", format=container, options=options or {}) as output:
         show = _add_picture(output) if picture else None
@@ -97,15 +99,18 @@ def encode(
             fmt = stream.codec_context.format.name
             resampler = av.AudioResampler(format=fmt, layout=layout, rate=rate, frame_size=stream.frame_size or 1024)
             for resampled in [*resampler.resample(frame), *resampler.resample(None)]:
-                output.mux(_delayed(stream.encode(resampled), begins_s, *gap))
-            output.mux(_delayed(stream.encode(None), begins_s, *gap))
+                output.mux(_delayed(stream.encode(resampled), begins_s, *gap, is_sent))
+            output.mux(_delayed(stream.encode(None), begins_s, *gap, is_sent))
         if show:
             show()
         output.close()
         return Path(file.name).read_bytes()
 
 
-def _delayed(packets: list[Any], seconds: float, after_s: float, gap_s: float) -> list[Any]:
+def _delayed(
+    packets: list[Any], seconds: float, after_s: float, gap_s: float, is_sent: Callable[[float], bool]
+) -> list[Any]:
+    packets = [packet for packet in packets if is_sent(float(packet.pts * packet.time_base))]
     for packet in packets:
         shift = int((seconds + gap_s * (packet.pts * packet.time_base >= after_s)) / packet.time_base)
         packet.pts, packet.dts = packet.pts + shift, packet.dts + shift

@@ -779,12 +779,34 @@ def test_a_gap_in_the_sound_is_silence(container: str) -> None:
     file = encode(container, "aac", [minute()[: 20 * RATE]], gap=(8, 5))
     whole = played(file)
     assert whole.duration == pytest.approx(25, abs=0.1)
-    assert whole.warnings == ()  # nobody spoke
+    assert whole.warnings == ("the file holds no audio for 5.0 s in between: there is silence instead",)
     assert not whole.samples[int(8.2 * RATE) : int(12.8 * RATE)].any()
     assert abs(lag(whole.samples[15 * RATE : 20 * RATE], minute()[10 * RATE : 15 * RATE])) < 0.01 * RATE
     part = played(file, start=15, end=20)
     assert abs(lag(part.samples, whole.samples[15 * RATE : 20 * RATE])) < 0.01 * RATE
-    assert not played(file, start=9, end=12).samples.any()
+    assert part.warnings == ()
+    within = played(file, start=9, end=12)
+    assert not within.samples.any()
+    assert "no audio for 3.0 s" in within.warnings[0]
+
+
+@pytest.mark.parametrize("container", ["webm", "mp4"])
+def test_pauses_that_were_not_sent_are_nothing_worth_telling(container: str) -> None:
+    """Opus in a call sends but one packet in 420 ms while nobody speaks, and this is how the call is recorded."""
+
+    def is_sent(second: float) -> bool:
+        return not 20 < second < 40 or round(second / 0.02) % 21 == 0
+
+    decoded = played(encode(container, "libopus", [minute()], is_sent=is_sent))
+    assert decoded.duration == pytest.approx(60, abs=0.1)
+    assert (decoded.samples[20 * RATE : 40 * RATE] == 0).mean() > 0.8
+    assert decoded.warnings == ()
+
+
+def test_a_moment_without_audio_is_nothing_worth_telling() -> None:
+    assert played(encode("webm", "libopus", [minute()], is_sent=lambda second: not 30 < second < 30.9)).warnings == ()
+    pauses = encode("webm", "libopus", [minute()], is_sent=lambda second: second % 20 < 19.3)
+    assert "no audio for 1.4 s" in played(pauses).warnings[0]  # the last of them is at the end
 
 
 def test_a_part_of_a_file_that_is_cut_off_says_so_where_it_misses_something() -> None:
@@ -815,6 +837,22 @@ def test_what_damage_took_away_is_told_in_seconds() -> None:
     assert decoded.duration == pytest.approx(60, abs=0.1)
     assert any(re.search(r"3\.\d s of audio are missing", warning) for warning in decoded.warnings)
     assert abs(lag(decoded.samples[40 * RATE :], minute()[40 * RATE :])) < 0.01 * RATE
+
+
+@pytest.mark.parametrize("container", ["webm", "matroska"])
+def test_what_a_demuxer_leaves_out_without_a_word_is_told_too(container: str) -> None:
+    file = bytearray(as_minute(container, "libopus", 48_000))
+    place = len(file) // 2
+    file[place : place + len(file) // 20] = noise(60).tobytes()[: len(file) // 20]
+    decoded = played(bytes(file))
+    assert decoded.duration == pytest.approx(60, abs=0.1)
+    silent_s = (decoded.samples == 0).sum() / RATE
+    assert silent_s > 2
+    told = re.fullmatch(
+        r"the file holds no audio for (.+) s in between: there is silence instead", decoded.warnings[-1]
+    )
+    assert told
+    assert float(told[1]) == pytest.approx(silent_s, abs=0.1)
 
 
 @pytest.mark.parametrize(

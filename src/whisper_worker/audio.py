@@ -35,7 +35,9 @@ MIN_RUN_UP_S = 0.25  # of them; Opus needs 0.08
 GAP_S = 0.1  # seconds by which timestamps must leap ahead to mean that sound is missing there
 LEAP_S = 1.0  # seconds by which they must leap back to mean that another recording begins
 MAX_GAP_S = 10.0  # seconds; a longer gap is believed only within the length that the file announces
-SPARSE = ("matroska,webm", "mov,mp4,m4a,3gp,3g2,mj2")  # formats in which gaps are nothing wrong: nobody spoke
+SPARSE = ("matroska,webm", "mov,mp4,m4a,3gp,3g2,mj2")  # formats in which gaps may be nothing wrong: nobody spoke
+PAUSE_S = 0.5  # seconds; a shorter gap in them is a pause in a call, where Opus sends a packet every 0.4 s (DTX)
+MIN_GAPS_S = 1.0  # seconds that their longer gaps add up to, worth a warning
 
 
 @dataclass(frozen=True)
@@ -140,14 +142,15 @@ class _Reading:
         self._first = round(part.start * SAMPLE_RATE)
         self._last = None if part.end is None else round(part.end * SAMPLE_RATE)
         self._has_times = containers.has_times(container, stream)
+        self._is_sparse = container.format.name in SPARSE
         self._resampler = _Resampler()
         self._begins: float | None = None  # the time of the stream's first sample
         self._now = 0.0  # seconds from there to the end of the frames so far
         self._position = 0  # samples from there to the end of those that are resampled
-        self._leaps = False  # whether the last frame was not where it should be
+        self._leap_s = 0.0  # by how much the last frame was not where it should be
         self._damaged = 0
         self._damaged_s = 0.0
-        self._missing = 0  # samples
+        self._missing = 0  # samples, without those of pauses
         self._ended_early = False
         self._hidden_bytes = 0
         self._announced_s: float | None = None
@@ -178,8 +181,11 @@ class _Reading:
             packets, were = ("packet", "was") if self._damaged == 1 else ("packets", "were")
             held = f" ({self._damaged_s:.2f} s)" if self._damaged_s else ""
             yield f"{self._damaged} damaged {packets} of audio{held} {were} skipped"
-        if self._missing and (self._damaged or self._container.format.name not in SPARSE):
-            yield f"{self._missing / SAMPLE_RATE:.1f} s of audio are missing in between: there is silence instead"
+        missing_s = self._missing / SAMPLE_RATE
+        if self._missing and (self._damaged or not self._is_sparse):
+            yield f"{missing_s:.1f} s of audio are missing in between: there is silence instead"
+        elif missing_s >= MIN_GAPS_S:  # FFmpeg leaves out what it can't read of these; or there never was more
+            yield f"the file holds no audio for {missing_s:.1f} s in between: there is silence instead"
         seconds = self._position / SAMPLE_RATE
         if self._announced_s is not None and self._announced_s - seconds > max(
             SHORT_BY_S, SHORT_BY_SHARE * self._announced_s
@@ -326,13 +332,14 @@ class _Reading:
             return
         ahead = at - self._now
         if -LEAP_S < ahead < GAP_S:
-            self._leaps = False
-        elif not self._leaps:
-            self._leaps = True
+            self._leap_s = 0.0
+        elif not self._leap_s:
+            self._leap_s = ahead
         else:
-            self._leaps = False
+            longest = max(self._leap_s, ahead - self._leap_s)  # in a pause, each of the two frames comes after a gap
+            self._leap_s = 0.0
             if ahead > 0 and self._is_believable(at, ahead):
-                self._fill(at)
+                self._fill(at, is_pause=self._is_sparse and longest < PAUSE_S)
             else:
                 self._begins += ahead
 
@@ -340,14 +347,16 @@ class _Reading:
         announced = self._announced()
         return ahead <= MAX_GAP_S or (announced is not None and at <= announced)
 
-    def _fill(self, at: float) -> None:
+    def _fill(self, at: float, *, is_pause: bool) -> None:
         for block in self._resampler.flush():
             self._add(block)
         end = round(at * SAMPLE_RATE)
         self._position = min(max(self._position, self._first), end)
-        self._missing += end - self._position
-        while self._position < end and (self._last is None or self._position < self._last):
-            self._add(np.zeros((1, min(end - self._position, SAMPLE_RATE)), np.float32))
+        wanted = end if self._last is None else min(end, self._last)
+        if not is_pause:
+            self._missing += max(wanted - self._position, 0)
+        while self._position < wanted:
+            self._add(np.zeros((1, min(wanted - self._position, SAMPLE_RATE)), np.float32))
         self._now, self._position = at, end
 
     def _add(self, block: Samples) -> None:
