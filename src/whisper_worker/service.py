@@ -126,7 +126,7 @@ class Service:
         so_far = job.done_so_far() if error.breaks_off else None
         try:
             return reply.of_error(error, so_far, self._settings.max_inline_bytes)
-        except ValueError:  # a score is no number
+        except (ValueError, MemoryError):  # a score is no number
             return error.reply
 
     async def _answer(self, job: Job) -> Json:
