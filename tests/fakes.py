@@ -105,20 +105,26 @@ def spoken(code: str, probability: float = 0.9) -> Language:
 
 
 class FakeHub:
-    """Finds and loads models that don't exist; each step (`find base`, `load base`, `free base`) is noted.
+    """Finds, downloads and loads models that don't exist; each step (`find base`, `load base`, `free base`) is noted.
 
     Those in `fails` raise what they are told, on their thread; those that are held wait there until they are let go.
+    Models in `far` have to be downloaded (`download base`).
     """
 
     def __init__(self) -> None:
         self.steps: list[str] = []
+        self.far: set[str] = set()
         self.fails: dict[str, Exception] = {}
         self.engines: dict[str, FakeEngine] = {}
         self._held: set[str] = set()
         self._changed = threading.Condition()  # guards all above
 
-    def find(self, model: Model) -> ModelFiles:
+    def find(self, model: Model) -> ModelFiles | None:
         self._step(f"find {model.name}")
+        return None if model.name in self.far else ModelFiles(model.name, Path("/models") / model.name)
+
+    def download(self, model: Model) -> ModelFiles:
+        self._step(f"download {model.name}")
         return ModelFiles(model.name, Path("/models") / model.name)
 
     def load(self, files: ModelFiles) -> FakeEngine:

@@ -1,16 +1,30 @@
-"""From a model's name to its folder, without a hub in reach."""
+"""From a model's name to its folder, with no hub but a silent one."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from faster_whisper import available_models, download_model
+from file_server import Exchange, FileServer
 
 from whisper_worker import models
 from whisper_worker.errors import UnknownModel
-from whisper_worker.models import Catalog, Model, ModelFiles, ModelUnavailable, find, find_offered, repository
+from whisper_worker.models import (
+    Catalog,
+    Model,
+    ModelFiles,
+    ModelUnavailable,
+    download,
+    find,
+    find_here,
+    find_offered,
+    repository,
+)
 from whisper_worker.settings import Settings, SettingsError
 
 TURBO = "mobiuslabsgmbh/faster-whisper-large-v3-turbo"
+QUESTION = "/api/models/Systran/faster-whisper-base"
 
 
 def make_model(folder: Path) -> Path:
@@ -33,11 +47,19 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Whatever isn't found locally fails at once; the machine's own cache isn't looked at."""
 
     def offline(name: str, local_files_only: bool = False, cache_dir: str | None = None) -> str:
-        if not local_files_only:
-            raise ConnectionError("no hub")
+        assert local_files_only, "nobody asked whether the hub is there"
         return str(download_model(name, local_files_only=True, cache_dir=cache_dir or str(tmp_path / "own-cache")))
 
     monkeypatch.setattr(models, "download_model", offline)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+
+
+@pytest.fixture
+def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    """One that takes any question about base, and never answers."""
+    with FileServer({QUESTION: Exchange.stall}) as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url(""))
+        yield hub
 
 
 def test_the_demo_model_is_the_default_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +106,21 @@ def test_half_a_model_in_a_cache_is_passed_over(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_had_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable) as caught:
         find("base", runpod_cache=tmp_path)
-    assert str(caught.value) == "the model 'base' can't be downloaded: ConnectionError"
+    assert re.fullmatch(r"the model 'base' can't be downloaded: Connect\w*Error", str(caught.value))
+
+
+def test_a_hub_that_never_answers_is_noticed(silent_hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "HUB_ANSWERS_S", 0.1)
+    with pytest.raises(ModelUnavailable, match=r"can't be downloaded: \w*Timeout$"):
+        download(Model("base"))
+    assert silent_hub.requests[QUESTION] == 1
+
+
+def test_what_is_on_this_machine_is_told_without_the_hub(silent_hub: FileServer, tmp_path: Path) -> None:
+    assert find_here(Model("base"), tmp_path / "runpod") is None
+    folder = cache_model(tmp_path / "own-cache", repository("base"))
+    assert find_here(Model("base"), tmp_path / "runpod") == ModelFiles("base", folder)
+    assert not silent_hub.requests
 
 
 def test_an_unknown_size_is_refused_with_those_there_are(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fakes import FakeEngine, FakeHub, segment
 from whisper_worker.errors import EXIT_SICK, ModelFailed, Unhealthy, UnknownModel
 from whisper_worker.health import Canary, Health
 from whisper_worker.models import Catalog, ModelFiles, ModelUnavailable
-from whisper_worker.registry import FAILED_S, Loaded, Registry
+from whisper_worker.registry import DOWNLOAD_S, DOWNLOADERS, FAILED_S, Loaded, Registry
 from whisper_worker.settings import Settings
 from whisper_worker.transcript import Said
 
@@ -36,7 +36,11 @@ class House:
     """A registry with its hub. The default model, `tiny`, is loaded; any other can be."""
 
     def __init__(
-        self, places: int = 1, patience_s: float = PATIENCE_S, clock: Callable[[], float] | None = None
+        self,
+        places: int = 1,
+        patience_s: float = PATIENCE_S,
+        download_s: float = DOWNLOAD_S,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.settings = Settings.from_env(
             {"MODEL": "tiny", "MODELS": "*", "MAX_LOADED_MODELS": str(places), "CANARY_JOBS": "1"}
@@ -50,20 +54,45 @@ class House:
             self.health,
             self.hub.load,
             find=self.hub.find,
+            download=self.hub.download,
             patience_s=patience_s,
+            download_s=download_s,
             clock=clock or self.clock,
         )
         engine = self.hub.engine("tiny")
         self.registry.preload(Loaded(engine, Canary(engine, self.settings, self.health), "tiny"))
         self.registry.warm_up()
+        self._jobs: list[Job] = []
+
+    def run(self, act: Callable[["House"], Coroutine[Any, Any, None]]) -> None:
+        async def run() -> None:
+            await asyncio.wait_for(act(self), SOON_S)
+            for job in reversed(self._jobs):  # first those who wait: nothing is to be loaded for them
+                await job.leave()
+
+        try:
+            asyncio.run(run())
+        finally:
+            self.registry.close()
+            self.health.close()
 
     def job(self, name: str | None) -> "Job":
-        return Job(self.registry, name)
+        job = Job(self.registry, name)
+        self._jobs.append(job)
+        return job
 
     async def until_found(self) -> None:
         """Until somebody waits for a place, the files of the model having been found."""
         while not self.registry._waiting():  # noqa: ASYNC110  (the registry tells nobody)
             await asyncio.sleep(0)
+
+    def hold_downloads(self, count: int) -> list[str]:
+        """The names of models whose downloads hang."""
+        names = [f"org/far-{number}" for number in range(count)]
+        self.hub.far.update(names)
+        for name in names:
+            self.hub.hold(f"download {name}")
+        return names
 
     async def use(self, *names: str) -> None:
         for name in names:
@@ -99,9 +128,12 @@ class Job:
         return error
 
     async def cancel(self) -> None:
+        await self.leave()
+        assert self.task.cancelled()
+
+    async def leave(self) -> None:
         self.task.cancel()
         await asyncio.wait([self.task])
-        assert self.task.cancelled()
 
 
 async def turns() -> None:
@@ -111,18 +143,13 @@ async def turns() -> None:
 
 
 def house(
-    places: int = 1,
+    places: int = 1, download_s: float = DOWNLOAD_S
 ) -> Callable[[Callable[[House], Coroutine[Any, Any, None]]], Callable[[], None]]:
     """Makes a test of a coroutine, in a house with so many places for models."""
 
     def make(act: Callable[[House], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         def test() -> None:
-            house = House(places)
-            try:
-                asyncio.run(asyncio.wait_for(act(house), SOON_S))
-            finally:
-                house.registry.close()
-                house.health.close()
+            House(places, download_s=download_s).run(act)
 
         test.__name__, test.__doc__ = act.__name__, act.__doc__
         return test
@@ -272,6 +299,70 @@ async def test_a_model_that_does_not_exist_costs_nobody_anything(house: House) -
     assert isinstance(error.__cause__, ModelUnavailable)
     await house.use("tiny")
     assert house.hub.steps == ["find org/none"]
+
+
+# --- downloads
+
+
+@house()
+async def test_what_is_not_on_this_machine_is_downloaded_before_another_model_is_freed(house: House) -> None:
+    house.hub.far.add("base")
+    house.hub.hold("download base")
+    job = house.job("base")
+    await house.hub.begun("download base")
+    await house.use("tiny")
+    house.hub.let_go("download base")
+    await job.begun()
+    assert house.hub.steps == ["find base", "download base", "free tiny", "load base"]
+
+
+@house()
+async def test_what_is_on_this_machine_is_found_beside_any_number_of_downloads(house: House) -> None:
+    names = house.hold_downloads(DOWNLOADERS + 1)
+    jobs = [house.job(name) for name in names]
+    for name in names[:-1]:
+        await house.hub.begun(f"download {name}")
+    await house.use("base")
+    house.hub.let_go(f"download {names[0]}")
+    await house.hub.begun(f"download {names[-1]}")  # it was in line
+    for job, name in zip(jobs, names, strict=True):
+        await job.leave()
+        house.hub.let_go(f"download {name}")
+
+
+@house(download_s=0.02)
+async def test_a_download_that_takes_too_long_fails_its_jobs_and_comes_too_late(house: House) -> None:
+    [name] = house.hold_downloads(1)
+    jobs = [house.job(name), house.job(name)]
+    errors = [await job.error() for job in jobs]
+    assert [str(error) for error in errors] == [f"the model {name} wasn't downloaded within 0.02 s"] * 2
+    assert {type(error) for error in errors} == {ModelFailed}
+    house.hub.let_go(f"download {name}")
+    await house.use("tiny")
+    house.clock.now += FAILED_S
+    house.hub.far.clear()  # it is on this machine in the end
+    await house.use(name)
+    assert house.hub.steps.count(f"download {name}") == 1
+
+
+@house(download_s=0.5)  # so that all threads have begun by then
+async def test_where_all_downloads_hang_another_fails_at_once_until_one_ends(house: House) -> None:
+    *hung, queued = house.hold_downloads(DOWNLOADERS + 1)
+    for job in [house.job(name) for name in (*hung, queued)]:
+        assert "wasn't downloaded" in str(await job.error())
+    house.registry._download_s = 2 * SOON_S
+    house.hub.far.add("base")
+    error = await house.job("base").error()
+    assert isinstance(error, ModelFailed)
+    assert str(error) == "the model base can't be downloaded: too many downloads hang"
+    house.clock.now += FAILED_S
+    house.hub.let_go(f"download {hung[0]}")
+    while len(house.registry._late_downloads) == DOWNLOADERS:  # noqa: ASYNC110  (the registry tells nobody)
+        await asyncio.sleep(0)
+    await house.use("base")
+    assert f"download {queued}" not in house.hub.steps
+    for name in hung:
+        house.hub.let_go(f"download {name}")
 
 
 # --- patience

