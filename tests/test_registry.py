@@ -15,7 +15,7 @@ from fakes import FakeEngine, FakeHub, segment
 from whisper_worker.errors import EXIT_SICK, ModelFailed, Unhealthy, UnknownModel
 from whisper_worker.health import Canary, Health
 from whisper_worker.models import Catalog, ModelFiles, ModelUnavailable
-from whisper_worker.registry import DOWNLOAD_S, DOWNLOADERS, FAILED_S, Loaded, Registry
+from whisper_worker.registry import DOWNLOAD_S, DOWNLOADERS, DRAIN_S, FAILED_S, Loaded, Registry
 from whisper_worker.settings import Settings
 from whisper_worker.transcript import Said
 
@@ -39,6 +39,7 @@ class House:
         self,
         places: int = 1,
         patience_s: float = PATIENCE_S,
+        drain_s: float = DRAIN_S,
         download_s: float = DOWNLOAD_S,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -56,6 +57,7 @@ class House:
             find=self.hub.find,
             download=self.hub.download,
             patience_s=patience_s,
+            drain_s=drain_s,
             download_s=download_s,
             clock=clock or self.clock,
         )
@@ -85,6 +87,11 @@ class House:
         """Until somebody waits for a place, the files of the model having been found."""
         while not self.registry._waiting():  # noqa: ASYNC110  (the registry tells nobody)
             await asyncio.sleep(0)
+
+    def pass_time(self, seconds: float) -> None:
+        """And have the registry look at it, as its timer would."""
+        self.clock.now += seconds
+        self.registry._arrange()
 
     def hold_downloads(self, count: int) -> list[str]:
         """The names of models whose downloads hang."""
@@ -460,6 +467,133 @@ async def test_once_nobody_waits_for_another_model_those_behind_go_on(house: Hou
     await behind.begun()
     await job.end()
     assert "free base" not in house.hub.steps
+
+
+# --- drain windows
+
+
+@house()
+async def test_steady_short_jobs_make_way_in_the_first_window(house: House) -> None:
+    running = [await house.job("tiny").begun() for _ in range(3)]
+    other = house.job("base")
+    await house.until_found()
+    house.pass_time(PATIENCE_S)
+    behind = house.job("tiny")
+    for job in running:
+        house.pass_time(DRAIN_S / 4)
+        await job.end()
+    await other.begun()
+    assert not behind.has_it.is_set()
+
+
+@house()
+async def test_beside_an_endless_job_others_are_let_in_again_and_again(house: House) -> None:
+    endless = await house.job("tiny").begun()
+    other = house.job("base")
+    await house.until_found()
+    for window_s in (DRAIN_S, 2 * DRAIN_S, 4 * DRAIN_S, 8 * DRAIN_S):
+        house.pass_time(PATIENCE_S)
+        behind = house.job("tiny")
+        house.pass_time(window_s - 1)
+        await turns()
+        assert not behind.has_it.is_set()
+        house.pass_time(1)
+        await behind.begun()
+        await behind.end()
+        house.pass_time(PATIENCE_S - 1)
+        await house.use("tiny")
+    assert not other.has_it.is_set()
+    await endless.end()
+    await other.begun()
+
+
+@house()
+async def test_jobs_longer_than_a_window_make_way_in_a_longer_one(house: House) -> None:
+    running = await house.job("tiny").begun()
+    other = house.job("base")
+    await house.until_found()
+    for window_s in (DRAIN_S, 2 * DRAIN_S):  # each job begins before the one before it ends
+        house.pass_time(PATIENCE_S)
+        behind = house.job("tiny")
+        house.pass_time(window_s)
+        await behind.begun()
+        await running.end()
+        running = behind
+    house.pass_time(PATIENCE_S)
+    behind = house.job("tiny")
+    house.pass_time(3 * DRAIN_S)
+    await running.end()
+    await other.begun()
+    assert not behind.has_it.is_set()
+
+
+async def failed_window(house: House) -> tuple[Job, Job]:
+    """The endless job that has tiny, and one that still waits for base after a window."""
+    endless = await house.job("tiny").begun()
+    other = house.job("base")
+    await house.until_found()
+    house.pass_time(PATIENCE_S)
+    house.pass_time(DRAIN_S)
+    await house.use("tiny")
+    return endless, other
+
+
+async def check_first_window(house: House, name: str) -> None:
+    """Of those who have waited for another model than this."""
+    house.pass_time(PATIENCE_S)
+    behind = house.job(name)
+    await turns()
+    assert not behind.has_it.is_set()
+    house.pass_time(DRAIN_S)
+    await behind.begun()
+
+
+@house()
+async def test_once_nobody_waits_windows_are_short_again(house: House) -> None:
+    _, other = await failed_window(house)
+    await other.cancel()
+    house.job("base")
+    await house.until_found()
+    await check_first_window(house, "tiny")
+
+
+@house()
+async def test_once_the_place_has_changed_hands_windows_are_short_again(house: House) -> None:
+    endless, other = await failed_window(house)
+    await endless.end()
+    await other.begun()
+    house.job("tiny")
+    await house.until_found()
+    await check_first_window(house, "base")
+
+
+@house(places=2)
+async def test_where_one_place_is_not_emptied_the_next_one_is_tried(house: House) -> None:
+    await house.job("tiny").begun()
+    base = await house.job("base").begun()
+    other = house.job("small")
+    await house.until_found()
+    house.pass_time(PATIENCE_S)
+    await house.use("base")
+    house.pass_time(DRAIN_S)
+    behind = house.job("base")
+    await turns()
+    assert not behind.has_it.is_set()
+    await house.use("tiny")
+    await base.end()
+    await other.begun()
+
+
+def test_a_window_begins_and_ends_by_itself() -> None:
+    async def act(house: House) -> None:
+        await house.job("tiny").begun()
+        house.job("base")
+        for _ in range(2):
+            while not any(place.is_reserved for place in house.registry._places.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await house.job("tiny").begun()
+
+    House(patience_s=0.02, drain_s=0.02, clock=time.monotonic).run(act)
 
 
 # --- those who leave

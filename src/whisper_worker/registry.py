@@ -27,6 +27,7 @@ from whisper_worker.shared_model import is_device_lost
 from whisper_worker.transcriber import Transcriber
 
 PATIENCE_S = 5.0  # so long the jobs of one model go on passing those that wait for another
+DRAIN_S = 15.0  # so long they then wait, the first time, for it to be idle
 FAILED_S = 60.0  # so long a model that failed isn't tried again: each try may have cost another model its place
 FINDERS = 8  # look for models on this machine's disks
 DOWNLOADERS = 32  # a download that hangs keeps one for good: nothing can end a thread
@@ -50,8 +51,10 @@ class _Place:
     loaded: Loaded | None = None
     leases: int = 0
     is_reserved: bool = False  # for those who wait for another model: no new leases
+    reserved_until: float = 0.0
+    windows: int = 0  # that it was reserved for, and not idle by their end
     used: float = 0.0
-    since: float = 0.0  # it is loaded
+    since: float = 0.0  # it is open to all: it was loaded, or its last window ended
 
     @property
     def is_idle(self) -> bool:
@@ -91,8 +94,14 @@ class Registry:
     """At most `max_loaded_models` models at a time, each loaded once for all jobs that use it.
 
     The least recently used one that nobody leases goes for another. When all are leased, the others wait until one
-    isn't; and once they have waited for `patience_s`, the least recently used one takes no new leases until it has gone
-    for them, though not before it was there for as long itself.
+    isn't; and once they have waited for `patience_s`, the least recently used one takes no new leases, though not
+    before it was open to all for as long itself, so that it can go when those that it has are given back.
+
+    It does so for a window of `drain_s`. If it is still leased then, those who wait for it are let in, and the next
+    window is that of another place, or, after `patience_s`, its own, twice as long; windows are short again once the
+    place has changed hands or nobody waits for one. So short jobs make way in the first window, and jobs of any length
+    in one that is longer than they are, after three times their length at most, and `patience_s` a window. Beside a
+    very long job, others wait for one window at a time, and get in between two.
 
     `find` looks for a model's files on this machine, and tells None where `download` has to get them; `load` reads
     the weights. All are called on threads, several at once. A download that takes longer than `download_s` fails those
@@ -109,6 +118,7 @@ class Registry:
         find: Callable[[Model], ModelFiles | None] = find_here,
         download: Callable[[Model], ModelFiles] = download,
         patience_s: float = PATIENCE_S,
+        drain_s: float = DRAIN_S,
         download_s: float = DOWNLOAD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -119,6 +129,7 @@ class Registry:
         self._find_files = find
         self._download_files = download
         self._patience_s = patience_s
+        self._drain_s = drain_s
         self._download_s = download_s
         self._clock = clock
         self._places: dict[Model, _Place] = {}
@@ -266,27 +277,41 @@ class Registry:
         return place
 
     def _by_use(self) -> list[tuple[Model, _Place]]:
-        """Those with a loaded model: first the reserved ones, then the one that wasn't used for longest."""
+        """Those with a loaded model, in the order in which they are to go: reserved ones first; then those that weren't
+        reserved in vain, or less often; of these the one that wasn't used for longest."""
         loaded = [(model, place) for model, place in self._places.items() if place.loaded]
-        return sorted(loaded, key=lambda item: (not item[1].is_reserved, item[1].used))
+        return sorted(loaded, key=lambda item: (not item[1].is_reserved, item[1].windows, item[1].used))
 
     def _reserve(self, waiting: list[_Want]) -> None:
         """Keep new leases away from as many models as there are others that were waited for long enough."""
-        now, next_look = self._clock(), None
-        for number, (model, place) in enumerate(self._by_use()):
+        now, looks = self._clock(), []
+        were_reserved = [(model, place) for model, place in self._places.items() if place.is_reserved]
+        for place in self._places.values():
+            if not waiting:
+                place.windows = 0
+            elif place.is_reserved and now >= place.reserved_until:
+                place.is_reserved, place.since = False, now
+                place.windows += 1
+        for number, (_, place) in enumerate(self._by_use()):
             was_reserved, place.is_reserved = place.is_reserved, False
-            if number < len(waiting):
-                due = max(waiting[number].since, place.since) + self._patience_s
-                place.is_reserved = now >= due
-                if not place.is_reserved:
-                    next_look = min(due, next_look or due)
-            if was_reserved and not place.is_reserved:
+            if number >= len(waiting):
+                continue
+            due = max(waiting[number].since, place.since) + self._patience_s
+            if now < due:
+                looks.append(due)
+                continue
+            if not was_reserved:
+                place.reserved_until = now + self._drain_s * 2**place.windows
+            place.is_reserved = True
+            looks.append(place.reserved_until)
+        for model, place in were_reserved:
+            if not place.is_reserved:
                 self._grant(model)
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if next_look is not None:
-            self._timer = asyncio.get_running_loop().call_later(next_look - now, self._arrange)
+        if looks:
+            self._timer = asyncio.get_running_loop().call_later(min(looks) - now, self._arrange)
 
     # Work.
 
