@@ -3,7 +3,6 @@
 Voice activity detection runs once for each job, on the media pool; what of it the model then hears, `pieces` decides.
 """
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -17,10 +16,6 @@ from numpy.typing import NDArray
 from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.request import VadParameters
 from whisper_worker.stop import Stop
-
-# onnxruntime, which runs the detector, reports its use to its maker over the network unless told not to before it is
-# imported (by faster-whisper, at the first detection). Other people's recordings are nobody's business.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 FRAME = 512  # samples for which the detector gives one probability of speech: 32 ms
 LOOK_BACK = 64  # samples before a frame that it sees too
