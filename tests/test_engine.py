@@ -17,7 +17,7 @@ from conftest import Recording, load
 from media import CLIP_WORDS, RATE, noise, silence, speech
 
 from whisper_worker.audio import decode
-from whisper_worker.engine import Engine, Walk, _Ear
+from whisper_worker.engine import Engine
 from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy
 from whisper_worker.models import ModelFiles, find
 from whisper_worker.pieces import Track, cut
@@ -26,6 +26,7 @@ from whisper_worker.shared_model import Caller, SharedModel
 from whisper_worker.speech import listen
 from whisper_worker.stop import Stop, Stopped
 from whisper_worker.transcript import Growing, Language, Said, Transcript
+from whisper_worker.walk import Walk, _Ear
 
 RULES = InputRules(allow_local_files=False, max_base64_bytes=100)
 
