@@ -271,6 +271,7 @@ def they_open_a_door(without: Json, given: Json) -> None:
     "audios.audio_headers",
     {"audios": [{"audio": f"{FILES}/private.ogg"}], "audio_headers": {"Authorization": "Bearer nobody"}},
     audios=[{"audio": f"{FILES}/private.ogg", "audio_headers": {"Authorization": f"Bearer {TOKEN}"}}],
+    audio_headers=None,
 )
 def an_items_own_stand_in_for_the_jobs(without: Json, given: Json) -> None:
     assert without["results"][0]["error"].startswith("DOWNLOAD_FAILED")
@@ -437,7 +438,7 @@ def no_other_is_detected(without: Json, given: Json) -> None:
     assert without["detected_language"] == "en"
     assert given["detected_language"] in ("de", "nl")
     assert set(given["language_probabilities"]) == {"de", "nl"}
-    assert sum(given["language_probabilities"].values()) == pytest.approx(1)
+    assert given["language_probability"] < 0.1  # it is English
 
 
 @row(
@@ -755,7 +756,8 @@ LARGE = {**CLEAR, "word_timestamps": True, "formats": ["json", "verbose_json", "
 
 @row("upload_url", LARGE, tight=True, upload_url=f"{FILES}/upload?signature=1")
 def a_large_result_is_put_there(without: Json, given: Json) -> None:
-    assert without["error"].startswith("RESULT_TOO_LARGE")
+    assert "stored" not in without
+    assert "left out" in without["warnings"][-1]
     whole = json.loads(UPLOADED[-1])
     assert (said(whole), len(UPLOADED[-1])) == (CLIP_WORDS, given["bytes"])
     assert (given["transcription"], given["segments"], given["summary"]["segments"]) == (None, [], 1)

@@ -149,7 +149,7 @@ REFUSED = [
     ),
     (
         {"audio": None, "audios": [{"audio": URL, "audio_headers": {}}], "audio_headers": {"A": "b"}},
-        "audio_headers: there is no URL",
+        "audio_headers: there is no URL that hasn't its own to send them to",
     ),
     (
         {"audio": None, "audios": [URL, "http://example.org/a.mp3"], "audio_headers": {"A": "b"}},

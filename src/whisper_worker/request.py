@@ -480,7 +480,8 @@ class Request(_Object):
                 source.audio for source in self.sources if is_url(source.audio) and source.headers is self.audio_headers
             }
             if not urls:
-                yield "audio_headers: there is no URL to send them to"
+                others = " that hasn't its own" if any(is_url(source.audio) for source in self.sources) else ""
+                yield f"audio_headers: there is no URL{others} to send them to"
             elif len({origin(url) for url in urls if url}) > 1:
                 yield "audio_headers: the files are at several hosts, name each one's headers with it"
         if self.task == "detect_language" and self.language:
