@@ -668,6 +668,18 @@ def test_a_language_in_doubt_is_looked_for_in_other_windows(
     assert pieces[0] == asked
 
 
+def test_the_only_language_in_question_is_not_looked_for_elsewhere(
+    multilingual: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = walk_through(multilingual, np.tile(speech(), 12), request(languages=["de"]), Stop(), piece_s=5)
+    hear = sounding({"en": 0.9, "de": 0.01}, {"en": 0.9, "de": 0.01})
+    monkeypatch.setattr(multilingual, "languages", hear)
+    language = walk.detect()
+    assert language is not None
+    assert (language.code, language.probability, language.is_sure) == ("de", 0.01, True)
+    assert len(hear("the second, which nobody asked for")) == 2
+
+
 def test_a_window_in_doubt_has_the_language_of_the_one_before() -> None:
     ear = _Ear(lambda: "en", None)
     said = [ear.choose([("<|de|>", p), ("<|en|>", 1 - p)])[0][0] for p in (0.45, 0.55)]

@@ -2,9 +2,12 @@
 
 import asyncio
 import base64
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,6 +191,20 @@ def test_a_file_that_is_given_up_midway_tells_what_was_done_of_it() -> None:
     assert result["partial"]["transcription"] == "Hello."
 
 
+def test_what_was_done_of_a_file_gives_way_too_when_the_reply_is_too_large() -> None:
+    calls = iter(range(10))
+
+    def act(*_: object) -> Said:
+        if next(calls):
+            raise OutOfMemory("none left")
+        return Said((replace(segment(0, 1), tokens=tuple(range(1000))),), language=spoken("en"))
+
+    one = several(inline(wav(pcm(speech_for(12)))), condition_on_previous_text=True)
+    output = answer_of(one, FakeEngine(act), PIECE_SECONDS="5", MAX_INLINE_BYTES="3000")
+    assert output["results"][0]["partial"]["segments"][0]["tokens"] == []
+    assert "left out" in output["warnings"][0]
+
+
 def test_files_together_are_no_longer_than_one_may_be() -> None:
     results = answer_of(several(*[inline(SPEECH)] * 3), MAX_AUDIO_S="10")["results"]
     assert sorted(result.get("error", "")[:9] for result in results) == ["", "", "TOO_LONG:"]
@@ -308,6 +325,32 @@ def test_a_stream_of_several_files_says_of_each_item_whose_it_is() -> None:
     ]
 
 
+def test_what_there_is_too_little_memory_for_goes_at_once() -> None:
+    """Not when Python next looks for what knows itself: the caller is told to try again."""
+    kept: list[weakref.ref[Any]] = []
+
+    class Full(FakeEngine):
+        def walk(self, tracks: Any, request: Any, stop: Stop) -> Any:
+            kept.extend(weakref.ref(track.samples) for track in tracks)
+            return super().walk(tracks, request, stop)
+
+    def act(*_: object) -> Said:
+        raise OutOfMemory("none left")
+
+    async def run(served: Service) -> list[bool]:
+        outputs = await asyncio.gather(served.run(job()), served.run(several(inline(SPEECH))))
+        assert "OUT_OF_MEMORY" in str(outputs[0]["error"]) + str(outputs[1]["results"])
+        return [samples() is None for samples in kept]
+
+    gc.collect()
+    gc.disable()
+    try:
+        with service(Full(act)) as served:
+            assert asyncio.run(run(served)) == [True, True]
+    finally:
+        gc.enable()
+
+
 # --- channels
 
 
@@ -412,7 +455,8 @@ class Undecided(FakeEngine):
     def walk(self, tracks: Any, request: Any, stop: Stop) -> Any:
         walk = super().walk(tracks, request, stop)
         self.heard.append(sum(track.speech_s for track in tracks))
-        language = spoken("nl", 0.9 if self.heard[-1] > self._seconds else 0.5)
+        is_sure = self.heard[-1] > self._seconds
+        language = replace(spoken("nl", 0.9 if is_sure else 0.5), is_sure=is_sure)
         walk.detect = lambda: language  # type: ignore[method-assign]
         return walk
 
@@ -445,6 +489,22 @@ def test_no_more_is_read_than_a_language_needs(seconds: float, read: list[float]
     assert output["warnings"] == []
 
 
+def test_no_more_is_read_for_a_language_than_audio_may_be_long() -> None:
+    engine = Undecided(1000)
+    assert answer_of(job(LONG, task="detect_language"), engine, MAX_AUDIO_S="100")["duration"] == 100
+    assert len(engine.heard) == 2
+
+
+def test_channels_are_mixed_where_only_the_language_is_wanted() -> None:
+    output = answer_of(job(CALL, task="detect_language", channels="split"))
+    assert output["duration_after_vad"] <= output["duration"]
+
+
+def test_the_time_that_detection_takes_is_told() -> None:
+    timings = answer_of(job(task="detect_language"))["timings"]
+    assert timings["inference"] > 0 or timings["total"] < 1  # the fake one takes no time
+
+
 def test_a_clip_is_all_that_its_language_is_looked_for_in() -> None:
     engine = Undecided(1000)
     assert answer_of(job(LONG, task="detect_language", clip={"start": 10, "end": 80}), engine)["duration"] == 70
@@ -470,6 +530,20 @@ def test_where_nobody_speaks_there_is_no_language() -> None:
 )
 def test_what_has_no_effect_is_told_in_warnings(options: dict[str, Any], remark: str) -> None:
     assert remark in " ".join(answer_of(job(**options))["warnings"])
+
+
+def test_pieces_that_may_change_their_language_are_short() -> None:
+    file = wav(pcm(speech_for(28)))
+    changing = answer_of(job(file, multilingual=True), FakeEngine(Told()))
+    assert all(int(s["text"]) <= 12 for s in changing["segments"])
+    assert len(answer_of(job(file, multilingual=True), FakeEngine(Told(), english_only=True))["segments"]) == 1
+
+
+def test_a_wish_for_longer_pieces_than_there_are_is_told_to_have_no_effect() -> None:
+    wish: dict[str, Any] = {"vad_parameters": {"max_speech_duration_s": 20}}
+    assert answer_of(job(**wish))["warnings"] == []
+    [told] = answer_of(job(**wish, multilingual=True))["warnings"]
+    assert told == "pieces have at most 12 s here: max_speech_duration_s has no effect"
 
 
 def test_pieces_are_no_longer_than_the_caller_wants_speech_to_be() -> None:

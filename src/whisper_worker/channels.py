@@ -1,7 +1,6 @@
 """What is kept of a recording's channels: their mix, one of them, or each on its own. Knows samples, and no files."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -65,33 +64,37 @@ class Mix(Kept):
     def __init__(self, max_samples: float, max_seconds: float) -> None:
         super().__init__(max_samples, max_seconds)
         self._instead = 0  # the channel taken where they cancel
-        self._cancelled: Counter[int] = Counter()  # samples taken of each
         self._loudest = 0.0  # mean energy
+        self._cancelled: list[tuple[float, int, int]] = []  # energy, samples and channel of each such stretch
 
     def _keep(self, block: Samples) -> None:
         mono = block[0] if len(block) == 1 else block.mean(axis=0, dtype=np.float64).astype(np.float32)
         if len(block) == 2:  # of many channels one alone may speak: quiet, not cancelled
-            for begin in range(0, block.shape[1], LOOK):
-                self._put_back(block[:, begin : begin + LOOK], mono[begin : begin + LOOK])
+            length = block.shape[1]
+            for begin in range(0, max(length - LOOK // 2, 1), LOOK):
+                end = begin + LOOK if length - begin - LOOK >= LOOK // 2 else length  # a short rest tells nothing
+                self._put_back(block[:, begin:end], mono[begin:end])
         self._append(mono[None])
 
     def _put_back(self, sides: Samples, mixed: Samples) -> None:
         """What the mix, a view, has lost."""
-        left, right = energies = np.square(sides, dtype=np.float64).mean(axis=1)
-        loudest = float(max(left, right))
+        energies = np.square(sides, dtype=np.float64).mean(axis=1)
+        loudest = float(energies.max())
         self._loudest = max(self._loudest, loudest)
         if float(np.square(mixed, dtype=np.float64).mean()) >= CANCELLED**2 * loudest:
             return
         if energies[self._instead] < loudest / 2:  # else it stays: each change is heard
             self._instead = int(energies.argmax())
         mixed[:] = sides[self._instead]
-        if loudest > FAINT**2 * self._loudest:
-            self._cancelled[self._instead] += len(mixed)
+        self._cancelled.append((loudest, len(mixed), self._instead))
 
     def warnings(self) -> Iterator[str]:
-        seconds = sum(self._cancelled.values()) / SAMPLE_RATE
+        heard = [
+            (samples, channel) for energy, samples, channel in self._cancelled if energy > FAINT**2 * self._loudest
+        ]
+        seconds = sum(samples for samples, _ in heard) / SAMPLE_RATE
         if seconds >= WORTH_A_WORD_S:
-            used = "only channel 0 was" if set(self._cancelled) == {0} else "only one of them was"
+            used = "only channel 0 was" if {channel for _, channel in heard} == {0} else "only one of them was"
             yield f"the channels cancel each other out when mixed, for {seconds:.1f} s: {used} used there"
 
 

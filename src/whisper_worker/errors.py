@@ -4,6 +4,7 @@ Every failure that a caller can meet is a class here. The rest of the worker rai
 translated where they appear, `from` their cause); `service.py` alone turns them into replies.
 """
 
+import traceback
 from typing import Any, ClassVar
 
 EXIT_HUNG = 3  # the process' exit code when a call of the model never came back
@@ -136,3 +137,12 @@ class InternalError(WorkerError):
     """Something we did not foresee. The log has the whole of it, under the job's id."""
 
     code = "INTERNAL"
+
+
+def forget_locals(error: BaseException) -> None:
+    """Of the functions that it passed through: they may be a model or hours of audio, and errors and what keeps them
+    know each other, so that both would stay until Python next looks for such circles."""
+    link: BaseException | None = error
+    while link:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -152,6 +152,6 @@ class Job:
     def done_so_far(self) -> dict[str, Any] | None:
         """None when that is nothing."""
         parts = [each.done_so_far() for each in self.recordings]
-        if self.request.audios is None:
-            return parts[0]
-        return {"results": parts} if any(parts) else None
+        if not any(parts):
+            return None
+        return parts[0] if self.request.audios is None else {"results": parts}

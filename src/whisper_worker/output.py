@@ -145,8 +145,11 @@ class PartialOutput(SegmentsOutput):
 
     seconds_done: float
     seconds_total: float
-    transcription: NotRequired[Text]
-    translation: NotRequired[Annotated[Text, Field(description="With `task: translate`, instead of `transcription`")]]
+    transcription: NotRequired[Text | None]
+    translation: NotRequired[
+        Annotated[Text | None, Field(description="With `task: translate`, instead of `transcription`")]
+    ]
+    summary: NotRequired[Annotated[Summary, Field(description="With `stored`, instead of segments and text")]]
     detected_language: LanguageCode
     language_probability: float | None
     language_probabilities: dict[str, float]

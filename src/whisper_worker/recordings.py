@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal, TypeVar
@@ -73,19 +73,19 @@ class Recordings:
 
     async def _detection(self, recording: Recording, model: Loaded, file: IO[bytes]) -> Json:
         """Of no more of the file than it takes to be sure."""
-        longest_s = FIRST_LISTEN_S
+        most_s = min(LONGEST_LISTEN_S, self._settings.max_audio_s)
+        longest_s = min(FIRST_LISTEN_S, most_s)
         while True:
-            part = _part(recording.request, longest_s)
-            audio = await self._decode(recording, file, part, self._settings.max_audio_s)
+            audio = await self._decode(recording, file, _part(recording.request, longest_s), most_s)
             material = await self._material(recording, model, audio)
-            walk = model.engine.walk(material.tracks, recording.request, recording.stop)
-            async with aclosing(self._side_by_side(recording, lambda walk: [walk.detect()], [walk])) as results:
-                [language] = [result async for result in results]
-            is_all = audio.reaches_end or audio.duration < longest_s - 1 or longest_s >= LONGEST_LISTEN_S
+            with self._timed(recording, model.engine.walk(material.tracks, recording.request, recording.stop)) as walk:
+                async with aclosing(self._side_by_side(recording, lambda walk: [walk.detect()], [walk])) as results:
+                    [language] = [result async for result in results]
+            is_all = audio.reaches_end or audio.duration < longest_s - 1 or longest_s >= most_s
             if is_all or (language and language.is_sure):
                 recording.inform(material.facts, language)
                 return dict(reply.detection(language, material.facts))
-            longest_s *= 2
+            longest_s = min(longest_s * 2, most_s)
 
     @asynccontextmanager
     async def _media_file(self, recording: Recording) -> AsyncIterator[IO[bytes]]:
@@ -146,9 +146,9 @@ class Recordings:
             return audio
 
     async def _material(self, recording: Recording, model: Loaded, audio: Audio) -> "_Material":
-        numbered = recording.request.channels == "split"
+        numbered = _part(recording.request).channels == "split"
         tracks = [
-            Track(samples, tuple(await self._cut(recording, samples)), number if numbered else None)
+            Track(samples, tuple(await self._cut(recording, model, samples)), number if numbered else None)
             for number, samples in enumerate(audio.channels)
         ]
         request, engine = recording.request, model.engine
@@ -157,18 +157,16 @@ class Recordings:
             device=engine.device,
             duration=audio.duration,
             duration_after_vad=sum(track.speech_s for track in tracks),
-            warnings=(*audio.warnings, *self._remarks(request, audio), *engine.remarks(request)),
+            warnings=(*audio.warnings, *self._remarks(request, model, audio), *engine.remarks(request)),
         )
         return _Material(audio, tracks, facts)
 
-    async def _cut(self, recording: Recording, samples: Samples) -> list[Piece]:
+    async def _cut(self, recording: Recording, model: Loaded, samples: Samples) -> list[Piece]:
         """All that is speech, or all there is without `enable_vad`."""
         request = recording.request
         vad = request.vad_parameters or VadParameters()
         keep_all = not request.enable_vad
-        longest_s = min(self._settings.piece_seconds, vad.max_speech_duration_s or math.inf)
-        if request.multilingual:
-            longest_s = min(longest_s, ONE_LANGUAGE_S)
+        longest_s = min(self._longest_s(request, model), vad.max_speech_duration_s or math.inf)
         if keep_all and len(samples) <= longest_s * SAMPLE_RATE:
             return pieces.whole(samples)
         listener = speech.Listener(samples, vad)
@@ -193,21 +191,27 @@ class Recordings:
         return so_far if model.canary.reloads == reloads else await self._transcribe(recording, model, material)
 
     async def _transcribe(self, recording: Recording, model: Loaded, material: "_Material") -> Growing:
-        began = time.monotonic()
-        walk = model.engine.walk(material.tracks, recording.request, recording.stop)
-        log.event("transcribe", job=recording.job.id, audio=recording.index, level=log.DEBUG, pieces=len(walk))
         recording.transcript = so_far = material.growing(recording.request)
         recording.tell("transcribe")
-        if material.is_spoken:  # else nobody speaks, in whatever language the job asks for
-            _when_known(walk, lambda language: recording.inform(material.facts, language))
-        async with aclosing(self._side_by_side(recording, walk.piece, range(len(walk)))) as results:
-            async for said in results:
-                await recording.pass_on(so_far.add(said))
-        await recording.pass_on(so_far.end())
+        with self._timed(recording, model.engine.walk(material.tracks, recording.request, recording.stop)) as walk:
+            log.event("transcribe", job=recording.job.id, audio=recording.index, level=log.DEBUG, pieces=len(walk))
+            # When nobody speaks, it is in no language, whatever the job asks for.
+            with _informed(recording, material.facts, walk) if material.is_spoken else nullcontext():
+                async with aclosing(self._side_by_side(recording, walk.piece, range(len(walk)))) as results:
+                    async for said in results:
+                        await recording.pass_on(so_far.add(said))
+            await recording.pass_on(so_far.end())
         recording.inform(material.facts, None)  # when nobody speaks
-        recording.watch.add("queue", (walk.first_run or began) - began)
-        recording.watch.add("inference", time.monotonic() - (walk.first_run or began))
         return so_far
+
+    @contextmanager
+    def _timed(self, recording: Recording, walk: Walk) -> Iterator[Walk]:
+        """Its time waits in the queue until the model begins with it."""
+        began = time.monotonic()
+        yield walk
+        first_run = walk.first_run or began
+        recording.watch.add("queue", first_run - began)
+        recording.watch.add("inference", time.monotonic() - first_run)
 
     def _side_by_side(
         self, recording: Recording, act: Callable[[T], Iterable[U]], parts: Sequence[T]
@@ -221,15 +225,23 @@ class Recordings:
             own_thread=recording.job.own_thread if recording.is_one_of_several else None,
         )
 
-    def _remarks(self, request: Request, audio: Audio) -> Iterator[str]:
+    def _longest_s(self, request: Request, model: Loaded) -> float:
+        """Of a piece, unless the caller wants shorter ones."""
+        may_change = request.multilingual and not model.engine.speaks_english_only
+        return min(self._settings.piece_seconds, ONE_LANGUAGE_S if may_change else math.inf)
+
+    def _remarks(self, request: Request, model: Loaded, audio: Audio) -> Iterator[str]:
         """What of the request has no effect, or less than it says."""
         yield from request.remarks
         end, there_s = request.clip.end if request.clip else None, audio.offset + audio.duration
         if end is not None and audio.reaches_end and there_s < end - SHORT_BY_S:
             yield f"the clip ends at {end:g} s, but the audio at {there_s:.1f} s"
-        longest_s = request.vad_parameters and request.vad_parameters.max_speech_duration_s
-        if longest_s and longest_s > self._settings.piece_seconds:
-            yield f"pieces have at most {self._settings.piece_seconds:g} s here: max_speech_duration_s has no effect"
+        wanted_s, longest_s = (
+            (request.vad_parameters or VadParameters()).max_speech_duration_s,
+            self._longest_s(request, model),
+        )
+        if wanted_s and wanted_s > longest_s:
+            yield f"pieces have at most {longest_s:g} s here: max_speech_duration_s has no effect"
 
     def close(self) -> None:
         """End the threads. Jobs should have ended."""
@@ -262,7 +274,8 @@ def _part(request: Request, longest_s: float = math.inf) -> Part:
     """What of the file is wanted, and at most so much of it."""
     clip = request.clip or Clip()
     end = min(math.inf if clip.end is None else clip.end, clip.start + longest_s)
-    return Part(request.audio_stream, request.channels, clip.start, None if math.isinf(end) else end)
+    channels = "mix" if request.task == "detect_language" and request.channels == "split" else request.channels
+    return Part(request.audio_stream, channels, clip.start, None if math.isinf(end) else end)
 
 
 def _output(request: Request, model: Loaded, so_far: Growing, facts: reply.Facts) -> Json:
@@ -274,11 +287,17 @@ def _output(request: Request, model: Loaded, so_far: Growing, facts: reply.Facts
     return dict(reply.build(request, transcript, translation, facts))
 
 
-def _when_known(walk: Walk, act: Callable[[Language], None]) -> None:
-    """`act` with the language, on the event loop, as soon as it is known; never where it isn't found."""
+@contextmanager
+def _informed(recording: Recording, facts: reply.Facts, walk: Walk) -> Iterator[None]:
+    """Inside the `with`, who looks on is told the language as soon as it is known."""
 
     def note(language: "asyncio.Future[Language]") -> None:
         if not language.cancelled() and not language.exception():  # the job fails with what the exception is about
-            act(language.result())
+            recording.inform(facts, language.result())
 
-    asyncio.wrap_future(walk.language).add_done_callback(note)
+    known = asyncio.wrap_future(walk.language)
+    known.add_done_callback(note)
+    try:
+        yield
+    finally:
+        known.cancel()  # unless it has been told; it would keep the audio

@@ -11,7 +11,6 @@ import asyncio
 import ctypes
 import gc
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whisper_worker import log
-from whisper_worker.errors import EXIT_SICK, ModelFailed, Unhealthy, WorkerError
+from whisper_worker.errors import EXIT_SICK, ModelFailed, Unhealthy, WorkerError, forget_locals
 from whisper_worker.health import Canary, Health
 from whisper_worker.models import Catalog, Model, ModelFiles, download, find_here
 from whisper_worker.settings import Settings
@@ -230,7 +229,7 @@ class Registry:
 
     def _fail(self, model: Model, sentence: str, cause: Exception) -> None:
         log.event("model_failed", level=log.WARNING, model=model.name, error=cause)
-        _forget_locals(cause)
+        forget_locals(cause)
         now = self._clock()
         self._failures = {other: failure for other, failure in self._failures.items() if now < failure.until}
         self._failures[model] = failure = _Failure(sentence, cause, now + FAILED_S)
@@ -426,11 +425,3 @@ def _trim_heap() -> None:
     """glibc keeps freed memory for itself."""
     with suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _forget_locals(error: BaseException) -> None:
-    """Of the functions that it passed through: they may be a model, and the error is kept for a while."""
-    link: BaseException | None = error
-    while link:
-        traceback.clear_frames(link.__traceback__)
-        link = link.__cause__ or link.__context__

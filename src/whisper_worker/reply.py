@@ -30,6 +30,7 @@ Json = dict[str, Any]
 
 STREAMED = ("segments", "word_timestamps")  # what a stream's result doesn't repeat
 DETAILS = "left out, for the reply to arrive: tokens and word_timestamps"
+SEGMENTS = "left out, for the reply to arrive: segments"
 TEXTS = ("transcription", "translation")  # empty when they are stored, and each of the others isn't there
 TEXTS_IN_FORMATS = ("outputs", "translation_outputs")
 TEXT_START = 200  # characters
@@ -171,7 +172,8 @@ def of_error(error: WorkerError, so_far: Json | None, max_bytes: int) -> Json:
     if so_far is None:
         return error.reply
     smaller = without_details(so_far)
-    for part in (so_far, smaller, _each(smaller, lambda result: {**result, "segments": []})):
+    smallest = {**_each(so_far, _without_segments), "warnings": [*so_far.get("warnings", ()), SEGMENTS]}
+    for part in (so_far, smaller, smallest):
         output = {**error.reply, "partial": part}
         if fits(output, max_bytes):
             return output
@@ -184,9 +186,11 @@ def without_details(output: Json) -> Json:
 
 
 def _each(output: Mapping[str, Any], act: Any) -> Json:
-    """The output with `act` done to what it holds for each file."""
+    """The output with `act` done to what it holds for each file: all of an output, or what there is beside an error."""
     if "results" in output:
-        return {**output, "results": [result and act(result) for result in output["results"]]}
+        return {**output, "results": [result and _each(result, act) for result in output["results"]]}
+    if "partial" in output:
+        return {**output, "partial": _each(output["partial"], act)}
     return dict(act(output))
 
 
@@ -209,13 +213,17 @@ def _without_details(output: Json) -> Json:
     return smaller
 
 
+def _without_segments(output: Json) -> Json:
+    return {**_without_details(output), "segments": []} if "segments" in output else output
+
+
 def _summarised(output: Json) -> Json:
     if "segments" not in output:
         return output
     text = "".join(segment["text"] for segment in output["segments"]).strip()
     summary = {"segments": len(output["segments"]), "characters": len(text), "text_start": text[:TEXT_START]}
     kept = {name: value for name, value in output.items() if name not in ("word_timestamps", *TEXTS_IN_FORMATS)}
-    return {**kept, "segments": [], **dict.fromkeys(TEXTS), "summary": summary}
+    return {**kept, "segments": [], **{name: None for name in TEXTS if name in output}, "summary": summary}
 
 
 def _file(text: str, format: str, content: Text) -> File:

@@ -4,9 +4,11 @@ Everything here runs on the event loop, which waits for no work: `recordings` sa
 """
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Any
 
 from whisper_worker import log, reply, storage, web
@@ -19,6 +21,7 @@ from whisper_worker.errors import (
     UploadFailed,
     UploadRefused,
     WorkerError,
+    forget_locals,
 )
 from whisper_worker.health import Health
 from whisper_worker.job import Job, Recording
@@ -30,6 +33,7 @@ from whisper_worker.settings import Settings, Threads
 from whisper_worker.stop import in_loose_thread, in_thread, wait_out
 from whisper_worker.transcript import Segment
 
+FILE_UPLOAD_S = 5.0  # more for each file that is stored
 SPARE_UPLOADERS = 64  # threads that silent servers may hold, while other jobs' results are stored
 
 Json = dict[str, Any]
@@ -103,10 +107,17 @@ class Service:
             log.event("job_cancelled", job=job.id, total_s=job.watch.total_s)
             raise
         except Exception as error:
-            return await in_thread(self._replies, job.stop, self._failed, job, self._explained(job, error))
+            explained = self._explained(job, error)
+        return await in_thread(self._replies, job.stop, self._failed, job, explained)
 
     def _explained(self, job: Job, error: Exception, recording: Recording | None = None) -> WorkerError:
-        """A failure as its caller may read it; the log has the whole of it."""
+        """A failure as its caller may read it; the log has the whole of it, and nothing else keeps what led to it."""
+        explained = self._logged(job, error, recording)
+        forget_locals(error)
+        explained.__cause__ = explained.__context__ = None
+        return explained.with_traceback(None)
+
+    def _logged(self, job: Job, error: Exception, recording: Recording | None) -> WorkerError:
         index = recording.index if recording else None
         if isinstance(error, WorkerError):
             if isinstance(error, Unhealthy):
@@ -123,11 +134,21 @@ class Service:
         return InternalError(f"something went wrong; the worker's log has the details of job {job.id}")
 
     def _failed(self, job: Job, error: WorkerError) -> dict[str, Any]:
-        so_far = job.done_so_far() if error.breaks_off else None
+        _make_room_after(error)
         try:
+            so_far = job.done_so_far() if error.breaks_off else None
             return reply.of_error(error, so_far, self._settings.max_inline_bytes)
         except (ValueError, MemoryError):  # a score is no number
             return error.reply
+
+    def _failed_file(self, recording: Recording, error: WorkerError) -> Json:
+        """The result for one of several files."""
+        _make_room_after(error)
+        try:
+            so_far = recording.done_so_far() if error.breaks_off else None
+        except (ValueError, MemoryError):
+            return error.reply
+        return {**error.reply, "partial": so_far} if so_far else error.reply
 
     async def _answer(self, job: Job) -> Json:
         async with AsyncExitStack() as stack:
@@ -163,15 +184,14 @@ class Service:
         async def answered(recording: Recording) -> Json:
             try:
                 async with places:
-                    output = await self._recordings.output(recording, model)
+                    recording.output = await self._recordings.output(recording, model)
+                    return recording.output
             except Unhealthy:
                 raise
             except Exception as error:
                 explained = self._explained(job, error, recording)
-                so_far = recording.done_so_far() if explained.breaks_off else None
-                output = {**explained.reply, "partial": so_far} if so_far else explained.reply
-            recording.output = output
-            return output
+            recording.output = await in_thread(self._replies, job.stop, self._failed_file, recording, explained)
+            return recording.output
 
         work = [asyncio.create_task(answered(recording)) for recording in job.recordings]
         try:
@@ -221,8 +241,9 @@ class Service:
     def _store(self, job: Job, output: Json) -> dict[str, str]:
         """The links to it, by file name. On an I/O thread."""
         files = list(reply.files(job.request, output))
+        limits = replace(self._uploads, timeout_s=self._uploads.timeout_s + len(files) * FILE_UPLOAD_S)
         if url := job.request.upload_url:
-            storage.put(url, files[0], limits=self._uploads, stop=job.stop)
+            storage.put(url, files[0], limits=limits, stop=job.stop)
             return {files[0].name: web.without_secrets(url)}
         bucket = storage.Bucket.of_job(job.bucket) if job.bucket else self._bucket
         assert bucket is not None
@@ -231,7 +252,7 @@ class Service:
             bucket,
             prefix=job.id,
             expires_s=self._settings.result_url_expires_s,
-            limits=self._uploads,
+            limits=limits,
             stop=job.stop,
         )
 
@@ -240,6 +261,13 @@ class Service:
         self._recordings.close()
         self._replies.shutdown(wait=False, cancel_futures=True)
         self._uploaders.shutdown(wait=False, cancel_futures=True)
+
+
+def _make_room_after(error: WorkerError) -> None:
+    """What there was too little memory for goes now, and not when Python next looks for what only knows itself. Takes
+    tenths of a second."""
+    if isinstance(error, OutOfMemory):
+        gc.collect()
 
 
 def _kind(recording: Recording) -> str:

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-SURE = 0.7  # probability of a language; one that is less probable needs more audio to tell
-
 
 @dataclass(frozen=True)
 class Word:
@@ -43,15 +41,15 @@ class Segment:
 
 @dataclass(frozen=True)
 class Language:
-    """A language by its code, and how sure it is; `likely`: the most probable ones with theirs, best first."""
+    """A language by its code, with its probability; `likely`: the most probable ones with theirs, best first.
+
+    `is_sure`: that among those in question it is this one; more audio wouldn't tell better.
+    """
 
     code: str
     probability: float
     likely: tuple[tuple[str, float], ...]
-
-    @property
-    def is_sure(self) -> bool:
-        return self.probability >= SURE
+    is_sure: bool = True
 
     @classmethod
     def given(cls, code: str) -> "Language":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PROMPT_RESET_TEMPERATURE = 0.5  # faster-whisper's default: what was decoded hotter is no good prompt for what follows
 TRANSLATED_WINDOWS = 8  # of a piece, whose encoding is kept for its translation
 
+SURE = 0.7  # of the probability of all languages in question; one that has less needs more audio to tell
 DETECTION_WINDOWS = 4  # at most, where the first leaves the language in doubt
 LIKELY = 5  # languages that are told
 CHANGED = 0.5  # a window's language that is less probable is taken for that of the window before
@@ -41,6 +42,7 @@ class Walk:
         self._engine = engine
         self._request = request
         self._stop = stop
+        self._may_change = request.multilingual and not engine.speaks_english_only
         self._ways = [_Way(track) for track in tracks if track.speech_s >= MIN_S]  # else it's the only piece
         places = [(way, place) for way in self._ways for place in range(len(way.track.pieces))]
         self._places = sorted(places, key=lambda place: place[0].start(place[1]))
@@ -99,7 +101,7 @@ class Walk:
             ear = self._ear(way, place)
             for segment in self._segments(main, way.transcribed, place, speech, caller, ear, prefix):
                 yield Said((segment,), (), language, segment.end, way.track.channel)
-            if request.multilingual:
+            if self._may_change:
                 way.last_languages[place].set_result(ear.language)
             translated: tuple[Segment, ...] = ()
             if main == "transcribe" and request.wants_translation and not engine.speaks_english_only:
@@ -128,7 +130,7 @@ class Walk:
             prefix=prefix,
         )
         for segment in segments:
-            if self._request.multilingual:
+            if self._may_change:
                 segment = replace(segment, language=ear.language)
             before.append(segment)
             yield segment
@@ -242,7 +244,8 @@ def _most_likely(heard: Sequence[dict[str, float]]) -> Language:
     """Of what several windows say, on average."""
     means = {code: sum(window.get(code, 0.0) for window in heard) / len(heard) for code in heard[0]}
     likely = sorted(means.items(), key=lambda item: -item[1])[:LIKELY]
-    return Language(*likely[0], tuple(likely))
+    code, probability = likely[0]
+    return Language(code, probability, tuple(likely), is_sure=probability >= SURE * sum(means.values()))
 
 
 def _spread(count: int, most: int) -> list[int]:
