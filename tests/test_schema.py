@@ -284,6 +284,15 @@ def test_the_items_of_a_stream(given: Json) -> None:
     assert items[-1]["type"] == "result"
 
 
+def test_the_items_of_a_stream_in_which_one_of_several_files_fails_midway() -> None:
+    long = {"audio_base64": job(wav(pcm(speech_for(40))))["input"]["audio_base64"]}
+    given = {"id": "several", "input": {"audios": [long], "condition_on_previous_text": True}}
+    *_, result = items = streamed(given, said_once(then=OutOfMemory("full")))
+    for item in items:
+        ITEMS.validate(item)
+    assert "segments" not in result["results"][0]["partial"]
+
+
 def test_the_items_of_a_stream_that_fails() -> None:
     *items, sign = streamed(job(b"hello"))
     for item in items:

@@ -140,9 +140,13 @@ class DetectionOutput(LanguageOutput, FactsOutput):
     """The output for one file with `task: detect_language`."""
 
 
-class PartialOutput(SegmentsOutput):
+class PartialOutput(TypedDict):
     """What had been done of a file when it, or its job, was broken off in the midst of its transcription."""
 
+    segments: NotRequired[
+        Annotated[list[SegmentOutput], Field(description="A stream's result has none: they are in it")]
+    ]
+    word_timestamps: NotRequired[list[WordOutput]]
     seconds_done: float
     seconds_total: float
     transcription: NotRequired[Text | None]
