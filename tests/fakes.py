@@ -150,6 +150,15 @@ class FakeHub:
         """Wait until it has."""
         assert await asyncio.to_thread(self._wait_for, lambda: self.steps.count(step) >= times), f"no {step}"
 
+    async def begun_of(self, names: Sequence[str], count: int) -> list[str]:
+        """Wait until the downloads of so many have: which of them. They begin in any order."""
+
+        def begun() -> list[str]:
+            return [name for name in names if f"download {name}" in self.steps]
+
+        assert await asyncio.to_thread(self._wait_for, lambda: len(begun()) >= count), f"only {begun()}"
+        return begun()
+
     def _step(self, step: str) -> None:
         with self._changed:
             self.steps.append(step)

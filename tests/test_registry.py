@@ -327,11 +327,10 @@ async def test_what_is_not_on_this_machine_is_downloaded_before_another_model_is
 async def test_what_is_on_this_machine_is_found_beside_any_number_of_downloads(house: House) -> None:
     names = house.hold_downloads(DOWNLOADERS + 1)
     jobs = [house.job(name) for name in names]
-    for name in names[:-1]:
-        await house.hub.begun(f"download {name}")
+    first = await house.hub.begun_of(names, DOWNLOADERS)
     await house.use("base")
-    house.hub.let_go(f"download {names[0]}")
-    await house.hub.begun(f"download {names[-1]}")  # it was in line
+    house.hub.let_go(f"download {first[0]}")
+    await house.hub.begun_of(names, DOWNLOADERS + 1)  # the last was in line
     for job, name in zip(jobs, names, strict=True):
         await job.leave()
         house.hub.let_go(f"download {name}")
@@ -352,11 +351,12 @@ async def test_a_download_that_takes_too_long_fails_its_jobs_and_comes_too_late(
     assert house.hub.steps.count(f"download {name}") == 1
 
 
-@house(download_s=0.5)  # so that all threads have begun by then
+@house(download_s=2)  # so that all threads have begun by then, on a busy machine too
 async def test_where_all_downloads_hang_another_fails_at_once_until_one_ends(house: House) -> None:
-    *hung, queued = house.hold_downloads(DOWNLOADERS + 1)
-    for job in [house.job(name) for name in (*hung, queued)]:
+    names = house.hold_downloads(DOWNLOADERS + 1)
+    for job in [house.job(name) for name in names]:
         assert "wasn't downloaded" in str(await job.error())
+    hung = await house.hub.begun_of(names, DOWNLOADERS)
     house.registry._download_s = 2 * SOON_S
     house.hub.far.add("base")
     error = await house.job("base").error()
@@ -367,7 +367,7 @@ async def test_where_all_downloads_hang_another_fails_at_once_until_one_ends(hou
     while len(house.registry._late_downloads) == DOWNLOADERS:  # noqa: ASYNC110  (the registry tells nobody)
         await asyncio.sleep(0)
     await house.use("base")
-    assert f"download {queued}" not in house.hub.steps
+    assert await house.hub.begun_of(names, DOWNLOADERS) == hung  # the last was in line, and nobody waited any more
     for name in hung:
         house.hub.let_go(f"download {name}")
 
