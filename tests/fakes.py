@@ -11,7 +11,7 @@ from whisper_worker.audio import SAMPLE_RATE
 from whisper_worker.models import Model, ModelFiles
 from whisper_worker.pieces import Piece, Track
 from whisper_worker.request import Request
-from whisper_worker.speech import MIN_S, Speech
+from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
 from whisper_worker.transcript import Language, Said, Segment, Word
 
@@ -68,7 +68,7 @@ class FakeWalk:
 
     def __init__(self, engine: FakeEngine, tracks: Sequence[Track], request: Request, stop: Stop) -> None:
         self._engine = engine
-        self._places = [(track, piece) for track in tracks if track.speech_s >= MIN_S for piece in track.pieces]
+        self._places = [(track, piece) for track in tracks if track.is_spoken for piece in track.pieces]
         self._request = request
         self._stop = stop
         self.language: Future[Language] = Future()

@@ -36,8 +36,8 @@ from whisper_worker.shared_model import (
 )
 from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop
-from whisper_worker.transcript import Segment, Word
-from whisper_worker.walk import PROMPT_RESET_TEMPERATURE, Task, Walk
+from whisper_worker.transcript import Segment, Task, Word
+from whisper_worker.walk import PROMPT_RESET_TEMPERATURE, Walk
 
 FIT_LOG_PROB = -0.5  # mean log probability of a fitted window's tokens; measured, see docs/tuning.md
 

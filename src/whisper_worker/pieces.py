@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from whisper_worker.audio import SAMPLE_RATE, Samples
-from whisper_worker.speech import FRAME, Heard, Span, Speech
+from whisper_worker.speech import FRAME, MIN_S, Heard, Span, Speech
 
 MIN_REST = SAMPLE_RATE  # samples; a seam is no place to cut when less than this is left behind it
 LONG_PAUSE = SAMPLE_RATE * 3 // 5 // FRAME  # frames; a sentence ends there: a longer one is no better place to cut
@@ -49,6 +49,11 @@ class Track:
     def speech_s(self) -> float:
         """Seconds in its pieces."""
         return sum(piece.seconds for piece in self.pieces)
+
+    @property
+    def is_spoken(self) -> bool:
+        """Whether that is enough to be speech."""
+        return self.speech_s >= MIN_S
 
 
 def whole(samples: Samples) -> list[Piece]:

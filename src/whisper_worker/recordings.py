@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from tempfile import TemporaryFile
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, Any, TypeVar
 
 from whisper_worker import fetch, log, pieces, reply, sources, speech
 from whisper_worker.audio import SAMPLE_RATE, Audio, Part, Samples, decode
@@ -22,11 +22,11 @@ from whisper_worker.job import Recording
 from whisper_worker.pieces import Piece, Track
 from whisper_worker.piecework import Piecework
 from whisper_worker.registry import Loaded
-from whisper_worker.request import Clip, Request, VadParameters, is_url
+from whisper_worker.request import Clip, Request, is_url
 from whisper_worker.settings import Settings, Threads
 from whisper_worker.stop import in_loose_thread, in_thread
 from whisper_worker.transcriber import Walk
-from whisper_worker.transcript import Growing, Language
+from whisper_worker.transcript import Growing, Language, Task
 
 FILES_AT_ONCE = 8  # of one job
 # A hostile server can hold a download's thread longer than its job lives: so many may hang before other downloads must
@@ -146,7 +146,7 @@ class Recordings:
             return audio
 
     async def _material(self, recording: Recording, model: Loaded, audio: Audio) -> "_Material":
-        numbered = _part(recording.request).channels == "split"
+        numbered = recording.request.heard_channels == "split"
         tracks = [
             Track(samples, tuple(await self._cut(recording, model, samples)), number if numbered else None)
             for number, samples in enumerate(audio.channels)
@@ -164,12 +164,11 @@ class Recordings:
     async def _cut(self, recording: Recording, model: Loaded, samples: Samples) -> list[Piece]:
         """All that is speech, or all there is without `enable_vad`."""
         request = recording.request
-        vad = request.vad_parameters or VadParameters()
         keep_all = not request.enable_vad
-        longest_s = min(self._longest_s(request, model), vad.max_speech_duration_s or math.inf)
+        longest_s = min(self._longest_s(request, model), request.vad.max_speech_duration_s or math.inf)
         if keep_all and len(samples) <= longest_s * SAMPLE_RATE:
             return pieces.whole(samples)
-        listener = speech.Listener(samples, vad)
+        listener = speech.Listener(samples, request.vad)
 
         def act() -> list[Piece] | None:
             listener.go_on(recording.stop)
@@ -196,7 +195,7 @@ class Recordings:
         with self._timed(recording, model.engine.walk(material.tracks, recording.request, recording.stop)) as walk:
             log.event("transcribe", job=recording.job.id, audio=recording.index, level=log.DEBUG, pieces=len(walk))
             # When nobody speaks, it is in no language, whatever the job asks for.
-            with _informed(recording, material.facts, walk) if material.is_spoken else nullcontext():
+            with _informed(recording, material.facts, walk) if material.spoken else nullcontext():
                 async with aclosing(self._side_by_side(recording, walk.piece, range(len(walk)))) as results:
                     async for said in results:
                         await recording.pass_on(so_far.add(said))
@@ -236,10 +235,7 @@ class Recordings:
         end, there_s = request.clip.end if request.clip else None, audio.offset + audio.duration
         if end is not None and audio.reaches_end and there_s < end - SHORT_BY_S:
             yield f"the clip ends at {end:g} s, but the audio at {there_s:.1f} s"
-        wanted_s, longest_s = (
-            (request.vad_parameters or VadParameters()).max_speech_duration_s,
-            self._longest_s(request, model),
-        )
+        wanted_s, longest_s = request.vad.max_speech_duration_s, self._longest_s(request, model)
         if wanted_s and wanted_s > longest_s:
             yield f"pieces have at most {longest_s:g} s here: max_speech_duration_s has no effect"
 
@@ -260,28 +256,27 @@ class _Material:
     facts: reply.Facts
 
     @property
-    def is_spoken(self) -> bool:
-        return any(track.speech_s >= speech.MIN_S for track in self.tracks)
+    def spoken(self) -> list[int | None]:
+        """The channels that somebody speaks on."""
+        return [track.channel for track in self.tracks if track.is_spoken]
 
     def growing(self, request: Request) -> Growing:
         """Its transcript, of which nothing is there yet."""
-        spoken = [track.channel for track in self.tracks if track.speech_s >= speech.MIN_S]
-        task: Literal["transcribe", "translate"] = "transcribe" if request.wants_transcription else "translate"
-        return Growing(self.audio.duration, offset=self.audio.offset, channels=spoken or [None], task=task)
+        task: Task = "transcribe" if request.wants_transcription else "translate"
+        return Growing(self.audio.duration, offset=self.audio.offset, channels=self.spoken or [None], task=task)
 
 
 def _part(request: Request, longest_s: float = math.inf) -> Part:
     """What of the file is wanted, and at most so much of it."""
     clip = request.clip or Clip()
     end = min(math.inf if clip.end is None else clip.end, clip.start + longest_s)
-    channels = "mix" if request.task == "detect_language" and request.channels == "split" else request.channels
-    return Part(request.audio_stream, channels, clip.start, None if math.isinf(end) else end)
+    return Part(request.audio_stream, request.heard_channels, clip.start, None if math.isinf(end) else end)
 
 
 def _output(request: Request, model: Loaded, so_far: Growing, facts: reply.Facts) -> Json:
     """On the media pool."""
     transcript, translation = so_far.transcript, None
-    if request.wants_transcription and request.wants_translation:
+    if request.wants_both:
         english = model.engine.speaks_english_only
         translation = replace(transcript, task="translate") if english else so_far.translation
     return dict(reply.build(request, transcript, translation, facts))

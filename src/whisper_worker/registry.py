@@ -153,10 +153,6 @@ class Registry:
             if place.loaded:
                 place.loaded.canary.warm_up()
 
-    def check(self, name: str | None) -> None:
-        """Raises UnknownModel for a name that `leased` would refuse."""
-        self._catalog.choose(name)
-
     @asynccontextmanager
     async def leased(self, name: str | None) -> AsyncIterator[Loaded]:
         """The model that a caller calls so, None: the default. Inside the `with` it stays loaded.
@@ -356,9 +352,8 @@ class Registry:
             work.add_done_callback(lambda work: self._free_all(work, before))
             del self._places[model]
             raise
-        except (
-            Exception
-        ) as error:  # whatever CTranslate2 and the tokenizer say of broken files, or of too little memory
+        except Exception as error:
+            # Whatever CTranslate2 and the tokenizer say of broken files, or of too little memory.
             del self._places[model]
             if isinstance(error, Unhealthy):
                 self._health.give_up(error)

@@ -55,7 +55,6 @@ UNSETTABLE_HEADERS = {  # those that say how the download itself goes on
 }
 
 SUBTITLES = ("srt", "vtt")
-FORMATTED = ("transcription", "translation", "formats")
 LAID_OUT = ("max_line_width", "max_line_count", "max_words_per_line", "highlight_words")
 USED_BY_DETECTION = {  # fields that `detect_language` reads
     *("audio", "audio_base64", "audios", "audio_headers", "audio_stream", "channels", "clip", "model", "task"),
@@ -74,7 +73,7 @@ class InputRules:
 
 def _audio_place(value: str, info: ValidationInfo) -> str:
     """An http(s) URL with a host, a data: URL, or a local path where those are allowed."""
-    if value[: len(DATA_URL)].lower() == DATA_URL:
+    if is_data_url(value):
         return _short_enough(value, info)
     if len(value) > MAX_URL_LENGTH:
         raise ValueError(f"has more than {MAX_URL_LENGTH} characters")
@@ -500,6 +499,15 @@ class Request(_Object):
         )
 
     @property
+    def vad(self) -> VadParameters:
+        return self.vad_parameters or VadParameters()
+
+    @property
+    def heard_channels(self) -> Literal["mix", "split"] | int:
+        """`channels`, as far as it matters: a language is that of the whole recording."""
+        return "mix" if self.task == "detect_language" and self.channels == "split" else self.channels
+
+    @property
     def wants_transcription(self) -> bool:
         """Whether the text is wanted in the language spoken."""
         return self.task == "transcribe"
@@ -507,6 +515,10 @@ class Request(_Object):
     @property
     def wants_translation(self) -> bool:
         return self.task == "translate" or (self.task == "transcribe" and self.translate)
+
+    @property
+    def wants_both(self) -> bool:
+        return self.wants_transcription and self.wants_translation
 
     @property
     def temperatures(self) -> list[float]:
@@ -576,6 +588,10 @@ def origin(url: str) -> tuple[str, str | None, int | None]:
     """
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
+
+
+def is_data_url(audio: str) -> bool:
+    return audio[: len(DATA_URL)].lower() == DATA_URL
 
 
 def is_url(audio: str | None) -> bool:

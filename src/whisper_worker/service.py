@@ -28,7 +28,7 @@ from whisper_worker.job import Job, Recording
 from whisper_worker.live import Outbox, Watcher
 from whisper_worker.recordings import FILES_AT_ONCE, Recordings
 from whisper_worker.registry import Loaded, Registry
-from whisper_worker.request import InputRules, is_url, parse_request, parse_s3_config
+from whisper_worker.request import InputRules, is_data_url, is_url, parse_request, parse_s3_config
 from whisper_worker.settings import Settings, Threads
 from whisper_worker.stop import in_loose_thread, in_thread, wait_out
 from whisper_worker.transcript import Segment
@@ -226,6 +226,8 @@ class Service:
                 raise instead_of or error from None
 
         whole, fits = await in_thread(self._replies, job.stop, complete)
+        if fits and not job.is_streamed:
+            return whole
         if not fits and (job.request.upload_url or job.bucket or self._bucket):
             try:
                 with job.watch.timing("upload"):
@@ -273,6 +275,6 @@ def _make_room_after(error: WorkerError) -> None:
 def _kind(recording: Recording) -> str:
     """Of source, for the log."""
     audio = recording.source.audio
-    if audio is None or audio[:5].lower() == "data:":
+    if audio is None or is_data_url(audio):
         return "base64"
     return web.without_secrets(audio) if is_url(audio) else "local"

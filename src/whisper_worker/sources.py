@@ -8,15 +8,15 @@ from typing import BinaryIO
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from whisper_worker.errors import BadInput
-from whisper_worker.request import DATA_URL, Source, is_url
+from whisper_worker.request import DATA_URL, Source, is_data_url, is_url
 
 
 def open_source(source: Source) -> BinaryIO:
     """The file of a source that need not be downloaded. Raises BadInput, which names the field."""
     if source.audio is None:
         text = (source.audio_base64 or "").strip()
-        return from_data_url(text, "audio_base64") if _is_data_url(text) else from_base64(text, "audio_base64")
-    return from_data_url(source.audio, "audio") if _is_data_url(source.audio) else open_local(source.audio)
+        return from_data_url(text, "audio_base64") if is_data_url(text) else from_base64(text, "audio_base64")
+    return from_data_url(source.audio, "audio") if is_data_url(source.audio) else open_local(source.audio)
 
 
 def extension(source: Source) -> str:
@@ -25,7 +25,7 @@ def extension(source: Source) -> str:
     A data: URL has none, but its media type may say the same: `audio/g722`, which has no header to be known by.
     """
     audio = source.audio if source.audio is not None else (source.audio_base64 or "").strip()
-    if _is_data_url(audio):
+    if is_data_url(audio):
         subtype = (_media_type(audio) or "").partition(";")[0].partition("/")[2]
         return subtype.strip().lower().removeprefix("x-")
     if source.audio is None:
@@ -65,10 +65,6 @@ def open_local(path: str) -> BinaryIO:
         return Path(path).open("rb")
     except (OSError, ValueError) as error:
         raise BadInput("audio: the file can't be read") from error
-
-
-def _is_data_url(text: str) -> bool:
-    return text[: len(DATA_URL)].lower() == DATA_URL
 
 
 def _media_type(url: str) -> str | None:

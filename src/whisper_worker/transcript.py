@@ -4,6 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+Task = Literal["transcribe", "translate"]
+"""What a text is made by: in the language spoken, or English."""
+
 
 @dataclass(frozen=True)
 class Word:
@@ -67,7 +70,7 @@ class Transcript:
     segments: tuple[Segment, ...]
     language: Language | None
     duration: float
-    task: Literal["transcribe", "translate"] = "transcribe"
+    task: Task = "transcribe"
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Growing:
         *,
         offset: float = 0.0,
         channels: Sequence[int | None] = (None,),
-        task: Literal["transcribe", "translate"] = "transcribe",
+        task: Task = "transcribe",
     ) -> None:
         self.duration = duration
         self._task = task

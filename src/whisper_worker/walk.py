@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from whisper_worker.audio import SAMPLE_RATE
 from whisper_worker.pieces import Track
 from whisper_worker.request import Request
 from whisper_worker.shared_model import FRAMES_PER_S, MAX_PROMPT_TOKENS, Caller, Languages
-from whisper_worker.speech import MIN_S, Speech
+from whisper_worker.speech import Speech
 from whisper_worker.stop import Stop, Stopped
-from whisper_worker.transcript import Language, Said, Segment
+from whisper_worker.transcript import Language, Said, Segment, Task
 
 if TYPE_CHECKING:
     from whisper_worker.engine import Engine  # which makes walks
@@ -25,8 +25,6 @@ SURE = 0.7  # of the probability of all languages in question; one that has less
 DETECTION_WINDOWS = 4  # at most, where the first leaves the language in doubt
 LIKELY = 5  # languages that are told
 CHANGED = 0.5  # a window's language that is less probable is taken for that of the window before
-
-Task = Literal["transcribe", "translate"]
 
 
 class Walk:
@@ -42,8 +40,9 @@ class Walk:
         self._engine = engine
         self._request = request
         self._stop = stop
+        self._hotwords = len(engine.tokens(request.hotwords)) if request.hotwords else 0
         self._may_change = request.multilingual and not engine.speaks_english_only
-        self._ways = [_Way(track) for track in tracks if track.speech_s >= MIN_S]  # else it's the only piece
+        self._ways = [_Way(track) for track in tracks if track.is_spoken]  # else it's the only piece
         places = [(way, place) for way in self._ways for place in range(len(way.track.pieces))]
         self._places = sorted(places, key=lambda place: place[0].start(place[1]))
         self.language: Future[Language] = Future()
@@ -87,9 +86,9 @@ class Walk:
             self._stop,
             passes=partial(engine.passes, request),
             on_run=self._note_run,
-            hotwords=len(engine.tokens(request.hotwords)) if request.hotwords else 0,
+            hotwords=self._hotwords,
             max_new_tokens=request.max_new_tokens,
-            keeps=TRANSLATED_WINDOWS if request.wants_transcription and request.wants_translation else 1,
+            keeps=TRANSLATED_WINDOWS if request.wants_both else 1,
             rank=index,  # the segments of the first piece that isn't done are waited for
         )
         with engine.called_for(caller):
@@ -104,7 +103,7 @@ class Walk:
             if self._may_change:
                 way.last_languages[place].set_result(ear.language)
             translated: tuple[Segment, ...] = ()
-            if main == "transcribe" and request.wants_translation and not engine.speaks_english_only:
+            if request.wants_both and not engine.speaks_english_only:
                 ear = self._ear(way, place)
                 translated = tuple(self._segments("translate", way.translated, place, speech, caller, ear))
         yield Said((), translated, language, way.end(place), way.track.channel)
