@@ -47,7 +47,8 @@ class Model:
 
     @property
     def env(self) -> dict[str, str]:
-        return {"MODEL": self.folder, "DEVICE": self.device, "COMPUTE_TYPE": self.compute_type}
+        settings = {"MODEL": self.folder, "DEVICE": self.device, "COMPUTE_TYPE": self.compute_type}
+        return {**settings, "CHECK_WORDS": "false"}  # random weights have their own
 
 
 class Running(Protocol):

@@ -20,7 +20,7 @@ from benchmarks.report import Chart, Report, Table, Value
 from benchmarks.turns import progress
 from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.engine import Engine
-from whisper_worker.models import find
+from whisper_worker.model_files import find
 from whisper_worker.pieces import Track, whole
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, Threads, available_cores

@@ -20,9 +20,9 @@ from ctranslate2.specs.whisper_spec import WhisperSpec
 from faster_whisper.tokenizer import _LANGUAGE_CODES as LANGUAGES  # has no public name
 from numpy.typing import NDArray
 
-import whisper_worker.models
 from benchmarks import ROOT
-from whisper_worker.models import ModelFiles
+from whisper_worker import model_files
+from whisper_worker.model_files import ModelFiles
 
 PREFIX = "random:"
 MULTILINGUAL = "multilingual"
@@ -72,7 +72,7 @@ def find(name: str) -> ModelFiles:
             raise SystemExit(f"--model {name}: scripts/fetch-test-model installs it")
         return ModelFiles(name, folder)
     if not name.startswith(PREFIX):
-        return whisper_worker.models.find(name)
+        return model_files.find(name)
     size = name.removeprefix(PREFIX)
     if size not in SHAPES:
         raise SystemExit(f"--model {name}: the sizes are {', '.join(SHAPES)}")
@@ -107,7 +107,7 @@ def _write(shape: Shape, folder: Path) -> None:
 
 
 def _demo_tokenizer() -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads((whisper_worker.models.find("bundled").folder / "tokenizer.json").read_text())
+    parsed: dict[str, Any] = json.loads((model_files.find("bundled").folder / "tokenizer.json").read_text())
     return parsed
 
 

@@ -19,7 +19,7 @@ from benchmarks.report import Report, Table, Value
 from benchmarks.turns import take_turns
 from whisper_worker.audio import SAMPLE_RATE
 from whisper_worker.engine import Engine
-from whisper_worker.models import find
+from whisper_worker.model_files import find
 from whisper_worker.pieces import Track, cut
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, Threads, available_cores

@@ -11,7 +11,7 @@ import pytest
 from local_endpoint import LocalEndpoint
 
 from whisper_worker.engine import Engine
-from whisper_worker.models import ModelFiles, find
+from whisper_worker.model_files import ModelFiles, find
 from whisper_worker.settings import Settings, Threads
 
 ROOT = Path(__file__).parent.parent

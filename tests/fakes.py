@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from whisper_worker.audio import SAMPLE_RATE
-from whisper_worker.models import Model, ModelFiles
+from whisper_worker.model_files import ModelFiles
+from whisper_worker.models import Model
 from whisper_worker.pieces import Piece, Track
 from whisper_worker.request import Request
 from whisper_worker.speech import Speech

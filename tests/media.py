@@ -13,9 +13,11 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from whisper_worker.health import WORDS
+
 ROOT = Path(__file__).parent.parent
 CLIP = ROOT / "src/whisper_worker/warm_up.ogg"
-CLIP_WORDS = "please open the window and close the door before you go home"
+CLIP_WORDS = WORDS
 RATE = 16_000
 
 Floats = NDArray[np.float32]

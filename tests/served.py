@@ -12,7 +12,8 @@ from fakes import FakeEngine
 from media import RATE, encode, speech
 
 from whisper_worker.health import Canary, Health
-from whisper_worker.models import Catalog, ModelFiles
+from whisper_worker.model_files import ModelFiles
+from whisper_worker.models import Catalog
 from whisper_worker.registry import Loaded, Registry
 from whisper_worker.service import Service
 from whisper_worker.settings import Settings, Threads

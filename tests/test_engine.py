@@ -19,7 +19,7 @@ from media import CLIP_WORDS, RATE, noise, silence, speech
 from whisper_worker.audio import decode
 from whisper_worker.engine import Engine
 from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy
-from whisper_worker.models import ModelFiles, find
+from whisper_worker.model_files import ModelFiles, find
 from whisper_worker.pieces import Track, cut
 from whisper_worker.request import InputRules, Request, parse_request
 from whisper_worker.shared_model import Caller, SharedModel

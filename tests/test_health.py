@@ -112,6 +112,17 @@ def test_a_warm_up_that_hears_nothing_fails(model: Model, health: Health) -> Non
         Canary(model, SETTINGS, health).warm_up()
 
 
+@pytest.mark.parametrize("words", ["thank you for watching", "bitte öffnen Sie das Fenster und schließen Sie die Tür"])
+def test_a_model_that_hears_other_words_is_refused_unless_told_otherwise(
+    words: str, model: Model, health: Health
+) -> None:
+    model.illness = words
+    with pytest.raises(RuntimeError, match=f"heard '{words.lower()}' in a clip that says .*; with CHECK_WORDS=false"):
+        Canary(model, SETTINGS, health).warm_up()
+    any_words = Settings.from_env({"CHECK_WORDS": "false"})
+    Canary(model, any_words, health).warm_up()
+
+
 # --- the trial
 
 

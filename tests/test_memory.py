@@ -24,7 +24,8 @@ def main() -> None:
     """Print, for each round, how much memory there was with the small model, and then with the large one."""
     from whisper_worker.engine import Engine
     from whisper_worker.health import Health
-    from whisper_worker.models import Catalog, ModelFiles
+    from whisper_worker.model_files import ModelFiles
+    from whisper_worker.models import Catalog
     from whisper_worker.registry import Registry
     from whisper_worker.settings import Settings, Threads
 

@@ -1,131 +1,23 @@
-"""From a model's name to its folder, with no hub but a silent one."""
+"""Which models callers may name, and what their names mean."""
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faster_whisper import available_models, download_model
-from file_server import Exchange, FileServer
+from faster_whisper import available_models
+from model_folders import make_model
 
-from whisper_worker import models
 from whisper_worker.errors import UnknownModel
-from whisper_worker.models import (
-    Catalog,
-    Model,
-    ModelFiles,
-    ModelUnavailable,
-    download,
-    find,
-    find_here,
-    find_offered,
-    repository,
-)
+from whisper_worker.model_files import ModelFiles, find, find_offered
+from whisper_worker.models import Catalog, Model, ModelUnavailable, repository
 from whisper_worker.settings import Settings, SettingsError
 
 TURBO = "mobiuslabsgmbh/faster-whisper-large-v3-turbo"
-QUESTION = "/api/models/Systran/faster-whisper-base"
+NO_HUB = Settings(allow_download=False)
 
 
-def make_model(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    for name in ("model.bin", "config.json", "tokenizer.json", "vocabulary.txt"):
-        (folder / name).write_bytes(b"x")
-    return folder
-
-
-def cache_model(cache: Path, repo: str) -> Path:
-    """A snapshot in the layout of the Hugging Face cache, as RunPod's model cache has it."""
-    folder = cache / f"models--{repo.replace('/', '--')}"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs/main").write_text("0" * 40)
-    return make_model(folder / "snapshots" / ("0" * 40))
-
-
-@pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever isn't found locally fails at once; the machine's own cache isn't looked at."""
-
-    def offline(name: str, local_files_only: bool = False, cache_dir: str | None = None) -> str:
-        assert local_files_only, "nobody asked whether the hub is there"
-        return str(download_model(name, local_files_only=True, cache_dir=cache_dir or str(tmp_path / "own-cache")))
-
-    monkeypatch.setattr(models, "download_model", offline)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
-
-
-@pytest.fixture
-def silent_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    """One that takes any question about base, and never answers."""
-    with FileServer({QUESTION: Exchange.stall}) as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url(""))
-        yield hub
-
-
-def test_the_demo_model_is_the_default_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    assert find(None) == find("bundled")
-    assert find(None).name == "bundled"
-    assert "event=demo_model" in caplog.text
-    assert caplog.records[-1].levelname == "WARNING"
-
-
-def test_without_the_demo_model_a_model_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "BUNDLED_PACKAGE", "no_such_package")
-    with pytest.raises(ModelUnavailable, match="MODEL is not set"):
-        find(None)
-    with pytest.raises(ModelUnavailable, match="extra `bundled`"):
-        find("bundled")
-
-
-def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "mine")
-    assert find(str(folder)).folder == folder
-
-
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "mine")
-    (folder / "model.bin").unlink()
-    with pytest.raises(ModelUnavailable, match=r"lacks model\.bin"):
-        find(str(folder))
-
-
-@pytest.mark.parametrize("name", ["turbo", "large-v3-turbo", TURBO])
-def test_runpods_model_cache_is_used_under_any_name_of_the_model(name: str, tmp_path: Path) -> None:
-    folder = cache_model(tmp_path / "runpod", repository("turbo"))
-    files = find(name, runpod_cache=tmp_path / "runpod")
-    assert files.folder == folder
-    assert files.name == name
-
-
-def test_half_a_model_in_a_cache_is_passed_over(tmp_path: Path) -> None:
-    (cache_model(tmp_path / "runpod", repository("base")) / "model.bin").unlink()
-    whole = cache_model(tmp_path / "own-cache", repository("base"))
-    assert find("base", runpod_cache=tmp_path / "runpod").folder == whole
-
-
-def test_a_model_that_cannot_be_had_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnavailable) as caught:
-        find("base", runpod_cache=tmp_path)
-    assert re.fullmatch(r"the model 'base' can't be downloaded: Connect\w*Error", str(caught.value))
-
-
-def test_a_hub_that_never_answers_is_noticed(silent_hub: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "HUB_ANSWERS_S", 0.1)
-    with pytest.raises(ModelUnavailable, match=r"can't be downloaded: \w*Timeout$"):
-        download(Model("base"))
-    assert silent_hub.requests[QUESTION] == 1
-
-
-def test_what_is_on_this_machine_is_told_without_the_hub(silent_hub: FileServer, tmp_path: Path) -> None:
-    assert find_here(Model("base"), tmp_path / "runpod") is None
-    folder = cache_model(tmp_path / "own-cache", repository("base"))
-    assert find_here(Model("base"), tmp_path / "runpod") == ModelFiles("base", folder)
-    assert not silent_hub.requests
-
-
-def test_an_unknown_size_is_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_size_is_refused_with_those_there_are() -> None:
     with pytest.raises(ModelUnavailable, match=r"neither a folder nor one of tiny\.en, tiny, base\.en"):
-        find("huge", runpod_cache=tmp_path)
+        find("huge")
 
 
 @pytest.mark.parametrize("size", available_models())
@@ -211,8 +103,8 @@ def test_a_callers_name_is_never_taken_for_a_folder(name: str, tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     offered = catalog(MODELS="*")
     make_model(tmp_path / name)
-    with pytest.raises(ModelUnavailable, match="can't be downloaded"):
-        find_offered(offered.choose(name), runpod_cache=tmp_path)
+    with pytest.raises(ModelUnavailable, match="isn't on this machine"):
+        find_offered(offered.choose(name), NO_HUB, stores=())
     assert find(name).folder == tmp_path / name  # the operator may mean it
 
 
@@ -226,52 +118,3 @@ def test_a_list_with_an_entry_that_is_no_model_ends_the_start(models: str) -> No
 def test_a_default_that_is_no_model_ends_the_start() -> None:
     with pytest.raises(ModelUnavailable, match="'huge' is neither a folder nor one of"):
         catalog(MODEL="huge")
-
-
-# --- what a model can do
-
-
-@pytest.mark.parametrize(
-    ("name", "translates"),
-    [
-        ("base", True),
-        ("large-v3", True),
-        ("turbo", False),
-        ("large-v3-turbo", False),
-        (TURBO, False),
-        ("distil-large-v3", False),
-        ("distil-large-v3.5", False),
-        ("Systran/faster-distil-whisper-large-v2", False),
-        ("org/whisper-large-v3-turbo-german", False),
-        ("distil-whisper/my-base", True),
-        ("org/turbocharged", True),
-    ],
-)
-def test_turbo_and_distilled_models_do_not_translate(name: str, translates: bool) -> None:
-    assert ModelFiles(name, Path()).translates is translates
-
-
-def test_distilled_sizes_know_english_only() -> None:
-    english = {size for size in available_models() if ModelFiles(size, Path()).knows_english_only}
-    assert english == {size for size in available_models() if size.startswith("distil-")}
-    assert ModelFiles("Systran/faster-distil-whisper-large-v3", Path()).knows_english_only
-    assert not ModelFiles("org/distil-whisper-german", Path()).knows_english_only
-
-
-@pytest.mark.parametrize(
-    ("config", "has_them"),
-    [
-        ('{"alignment_heads": [[1, 2]]}', True),
-        ('{"alignment_heads": []}', False),
-        ("{}", False),
-        ("[]", False),
-        ("x", False),
-    ],
-)
-def test_alignment_heads_are_read_from_the_models_configuration(config: str, has_them: bool, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(config)
-    assert ModelFiles("mine", tmp_path).has_alignment_heads is has_them
-
-
-def test_the_demo_model_has_alignment_heads() -> None:
-    assert find("bundled").has_alignment_heads

@@ -20,7 +20,7 @@ from media import RATE, noise, silence, speech
 
 from whisper_worker.audio import decode
 from whisper_worker.batching import BatcherClosed
-from whisper_worker.models import find
+from whisper_worker.model_files import find
 from whisper_worker.shared_model import (
     FULL,
     Caller,

@@ -17,7 +17,7 @@ from faster_whisper.vad import get_vad_model
 from whisper_worker import log
 from whisper_worker.audio import Samples
 from whisper_worker.errors import EXIT_SICK, BadInput, OutOfMemory, Unhealthy
-from whisper_worker.models import ModelFiles
+from whisper_worker.model_files import ModelFiles
 from whisper_worker.pieces import Track
 from whisper_worker.request import Request
 from whisper_worker.settings import Settings, SettingsError, Threads

@@ -8,7 +8,7 @@ import asyncio
 import difflib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.resources import files
@@ -23,7 +23,8 @@ from whisper_worker.stop import Alarm, Stop, in_thread
 from whisper_worker.transcriber import Transcriber
 
 CLIP = "warm_up.ogg"
-ALIKE = 0.6  # how alike what is heard in the clip must be to what was heard at first, from 0 to 1
+WORDS = "please open the window and close the door before you go home"
+ALIKE = 0.6  # how alike what is heard in the clip must be to what is said there, or was heard at first, from 0 to 1
 TRUSTED_S = 60.0  # a model that was right isn't tried again for so long
 LOOKS = 10  # at the calls that run, in the time that one may take
 
@@ -98,6 +99,7 @@ class Canary:
         self._health = health
         self._clock = clock
         self._canary_jobs = settings.canary_jobs
+        self._checks_words = settings.check_words
         self._words: list[str] = []  # of the clip, as this model hears them when it is well
         self._jobs = 0
         self._trusted_until = 0.0
@@ -107,11 +109,17 @@ class Canary:
         self._is_closed = False
 
     def warm_up(self) -> None:
-        """Transcribe the clip for the first time. Raises what the engine raises, or RuntimeError when it's deaf."""
+        """Transcribe the clip for the first time. Raises what the engine raises, and RuntimeError when the model hears
+        nothing, or other words than are said (which models of other languages may: see CHECK_WORDS)."""
         started = time.monotonic()
         self._words = self._heard(Stop())
         if not self._words:
             raise RuntimeError("the model hears nothing in a clip of clear speech")
+        if self._checks_words and _alike(self._words, WORDS.split()) < ALIKE:
+            raise RuntimeError(
+                f"the model heard {' '.join(self._words)!r} in a clip that says {WORDS!r}; with CHECK_WORDS=false, "
+                "as for models of other languages, any words do"
+            )
         log.event("warmed_up", model=self._engine.name, seconds=time.monotonic() - started)
 
     def count_job(self) -> None:
@@ -171,7 +179,7 @@ class Canary:
         except RuntimeError as error:
             log.event("canary_failed", level=log.WARNING, model=self._engine.name, error=error)
             return False
-        alike = difflib.SequenceMatcher(None, words, self._words).ratio()
+        alike = _alike(words, self._words)
         level = log.INFO if alike >= ALIKE else log.WARNING
         log.event("canary", level=level, alike=alike, model=self._engine.name, words=" ".join(words))
         if alike < ALIKE:
@@ -183,6 +191,10 @@ class Canary:
         samples = _clip().samples
         walk = self._engine.walk([Track(samples, tuple(whole(samples)))], Request(language="en"), stop)
         return " ".join(segment.text for said in walk.piece(0) for segment in said.segments).lower().split()
+
+
+def _alike(words: Sequence[str], others: Sequence[str]) -> float:
+    return difflib.SequenceMatcher(None, words, others).ratio()
 
 
 def _clip() -> Audio:

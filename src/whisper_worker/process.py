@@ -1,14 +1,49 @@
-"""The end of the process, whatever its threads still do."""
+"""The process: where the seconds of its start go, and its end, whatever its threads still do."""
 
 import multiprocessing
 import os
 import sys
 import threading
-from contextlib import suppress
-from typing import NoReturn
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
 
 FLUSH_S = 1.0
 LAST_RESORT_S = 20.0  # how long an orderly end may take
+
+
+class StartUp:
+    """Where the seconds of a start go. Steps run side by side: their sum is no total."""
+
+    def __init__(self) -> None:
+        """To be made as early as can be."""
+        self._made = time.monotonic()
+        self._age_s = _age_s()
+        self._seconds = {"python": self._age_s}
+
+    @contextmanager
+    def timing(self, step: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[step] = time.monotonic() - started
+
+    def seconds(self) -> dict[str, Any]:
+        """Of each step so far, and in `total` since the process began."""
+        return {**self._seconds, "total": self._age_s + time.monotonic() - self._made}
+
+
+def _age_s() -> float:
+    """Seconds since this process began, as the kernel counts; 0 where it doesn't tell."""
+    try:
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(uptime_s - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
 
 
 def end_process(code: int) -> NoReturn:

@@ -3,8 +3,8 @@
 A model is leased for as long as a job uses it; who needs one that isn't loaded waits until it is. Its files are found,
 and downloaded, before another is freed for it: a model that can't be had costs those of others nothing.
 
-All is decided on the event loop, in `_arrange`. Some threads look for files on this machine, others download them, so
-that a hub that hangs keeps nobody from what is here; again others free and load models.
+All is decided on the event loop, in `_arrange`. Some threads look for files on this machine, others wait for downloads,
+so that a slow hub keeps nobody from what is here; again others free and load models.
 """
 
 import asyncio
@@ -15,12 +15,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from whisper_worker import log
+from whisper_worker import log, model_files
 from whisper_worker.errors import EXIT_SICK, ModelFailed, Unhealthy, WorkerError, forget_locals
 from whisper_worker.health import Canary, Health
-from whisper_worker.models import Catalog, Model, ModelFiles, download, find_here
+from whisper_worker.model_files import ModelFiles, find_here
+from whisper_worker.models import Catalog, Model
 from whisper_worker.settings import Settings
 from whisper_worker.shared_model import is_device_lost
 from whisper_worker.transcriber import Transcriber
@@ -29,8 +31,7 @@ PATIENCE_S = 5.0  # so long the jobs of one model go on passing those that wait 
 DRAIN_S = 15.0  # so long they then wait, the first time, for it to be idle
 FAILED_S = 60.0  # so long a model that failed isn't tried again: each try may have cost another model its place
 FINDERS = 8  # look for models on this machine's disks
-DOWNLOADERS = 32  # a download that hangs keeps one for good: nothing can end a thread
-DOWNLOAD_S = 900.0  # so long a download may take, its time in line for a thread included
+DOWNLOADERS = 8  # wait for downloads, each for one at a time
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,7 @@ class Registry:
     very long job, others wait for one window at a time, and get in between two.
 
     `find` looks for a model's files on this machine, and tells None where `download` has to get them; `load` reads
-    the weights. All are called on threads, several at once. A download that takes longer than `download_s` fails those
-    who wait for it; what comes of it later nobody takes from it, but `find` may find it.
+    the weights. All are called on threads, several at once.
     """
 
     def __init__(
@@ -115,10 +115,9 @@ class Registry:
         load: Callable[[ModelFiles], Transcriber],
         *,
         find: Callable[[Model], ModelFiles | None] = find_here,
-        download: Callable[[Model], ModelFiles] = download,
+        download: Callable[[Model], ModelFiles] | None = None,
         patience_s: float = PATIENCE_S,
         drain_s: float = DRAIN_S,
-        download_s: float = DOWNLOAD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -126,10 +125,9 @@ class Registry:
         self._health = health
         self._load_engine = load
         self._find_files = find
-        self._download_files = download
+        self._download_files = download or partial(model_files.download, settings=settings)
         self._patience_s = patience_s
         self._drain_s = drain_s
-        self._download_s = download_s
         self._clock = clock
         self._places: dict[Model, _Place] = {}
         self._wants: dict[Model, _Want] = {}
@@ -138,7 +136,6 @@ class Registry:
         self._timer: asyncio.TimerHandle | None = None
         self._finders = ThreadPoolExecutor(FINDERS, "find")
         self._downloaders = ThreadPoolExecutor(DOWNLOADERS, "download")
-        self._late_downloads: set[Future[ModelFiles]] = set()  # that still run; written by their threads, too
         self._loaders = ThreadPoolExecutor(settings.max_loaded_models, "load")
         self._engines: set[Transcriber] = set()  # whose calls are watched; written by the loaders' threads, too
 
@@ -319,30 +316,16 @@ class Registry:
     async def _find(self, model: Model, want: _Want) -> None:
         try:
             here = await asyncio.wrap_future(self._finders.submit(self._find_files, model))
-            want.files = here or await self._downloaded(model)
+            want.files = here or await asyncio.wrap_future(self._downloaders.submit(self._download_files, model))
         except asyncio.CancelledError:  # the loop ends
             self._wants.pop(model, None)
             raise
-        except ModelFailed as error:
-            self._fail(model, str(error), error)
         except Exception as error:  # ModelUnavailable, or what a disk says
             self._fail(model, f"the model {model.name} isn't to be had: it doesn't exist, or not at the moment", error)
         else:
             want.since = self._clock()
             self._drop(model, want)
         self._arrange()
-
-    async def _downloaded(self, model: Model) -> ModelFiles:
-        """Raises ModelFailed when it takes too long, or would never begin."""
-        if len(self._late_downloads) >= DOWNLOADERS:
-            raise ModelFailed(f"the model {model.name} can't be downloaded: too many downloads hang")
-        work = self._downloaders.submit(self._download_files, model)
-        try:
-            return await asyncio.wait_for(asyncio.wrap_future(work), self._download_s)
-        except asyncio.TimeoutError:
-            self._late_downloads.add(work)
-            work.add_done_callback(self._late_downloads.discard)  # at once where it had no thread yet: it is cancelled
-            raise ModelFailed(f"the model {model.name} wasn't downloaded within {self._download_s:g} s") from None
 
     async def _load(self, model: Model, place: _Place, files: ModelFiles, before: _Place | None) -> None:
         work = self._loaders.submit(self._replace, before, files)

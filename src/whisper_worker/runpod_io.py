@@ -1,59 +1,125 @@
 """What only the RunPod SDK knows: start-up, the handler's kind, the concurrency, the fitness check, the end.
 
-Start-up, in this order: settings (bad ones end the process, before anything slow), the model's weights beside the SDK's
-import (which takes seconds), then the SDK's loop: queue, `--test_input`, `test_input.json` or `--rp_serve_api`.
+Start-up, in this order: settings (bad ones end the process, before anything slow); the model's weights and first call,
+beside the imports of the SDK and of what serves jobs; the checks; then the SDK's loop: queue, `--test_input`,
+`test_input.json` or `--rp_serve_api`.
 
 The process ends with code 0 when it was told to end, 1 when it can't start or its one local job failed, and with one of
 `errors` when the worker is past help.
 """
 
 import os
+import platform
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisper_worker import log
-from whisper_worker.process import LAST_RESORT_S, end_process, end_process_in
+from whisper_worker.process import LAST_RESORT_S, StartUp, end_process, end_process_in
 from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, on_runpod
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from whisper_worker.health import Health
     from whisper_worker.registry import Registry
     from whisper_worker.service import Service
 
 LAST_ANSWERS_S = 2.0
+VOLUME = Path("/runpod-volume")
+LOADERS_IMPORTS = ("importlib.readers", "multiprocessing.synchronize", "onnxruntime")  # else it would import them
 
 Json = dict[str, Any]
 
 
 def main() -> None:
     """Run the worker until the SDK ends it. Settings or a model that can't be used end the process with code 1."""
+    start_up = StartUp()
     try:
-        _run(Settings.from_env(os.environ))
-    except SettingsError as error:
+        _run(Settings.from_env(os.environ), start_up)
+    except (SettingsError, CannotStart) as error:
         sys.exit(f"whisper_worker: {error}")
 
 
-def _run(settings: Settings) -> None:
+class CannotStart(Exception):
+    """The text is one line for the operator."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a worker is but for the SDK. Its model may still be loading, and be warmed up after that."""
+
+    settings: Settings
+    threads: Threads
+    device: str
+    registry: "Registry"
+    health: "Health"
+    loading: "Future[None]"
+    warming: "Future[None]"
+
+    @property
+    def fitness_checks(self) -> "list[Callable[[], None]]":
+        """The SDK tells of those that fail by their names."""
+        from whisper_worker.fitness import check_cublas, check_temp_space
+
+        def check_disk() -> None:
+            check_temp_space(self.settings)
+
+        def check_gpu_libraries() -> None:
+            check_cublas(self.device)
+
+        def check_model() -> None:
+            self.warming.result()
+            # Not before: a GPU newer than the kernels may need minutes for the first call.
+            self.health.watch(lambda: self.registry.longest_call_s)
+
+        return [check_disk, check_gpu_libraries, check_model]
+
+
+def _run(settings: Settings, start_up: StartUp) -> None:
     log.configure(settings.log_level)
     _end_when_told()
     _quieten_sdk()
     _one_thread_a_product()
+    _keep_compiled_kernels()
+    with ThreadPoolExecutor(1, "load") as loader:
+        prepared = _prepare(settings, loader, start_up)
+        with start_up.timing("import_sdk"), _processor_named_at_once():
+            import runpod  # noqa: F401
+        with start_up.timing("import_service"):
+            import whisper_worker.job_loop  # noqa: F401
+        try:
+            prepared.loading.result()
+        except CannotStart:
+            raise
+        except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
+            raise CannotStart(f"the model {settings.model or 'bundled'} can't be loaded: {error}") from error
+        _serve(prepared, start_up)
 
+
+def _prepare(settings: Settings, loader: ThreadPoolExecutor, start_up: StartUp) -> Prepared:
+    """Begins to load the model on `loader`, without holding the GIL. Raises SettingsError and CannotStart."""
     # All imports by this thread, one after the other: two threads that import at once can see half-made modules.
-    # The weights are read on another one meanwhile, without holding the GIL.
-    from whisper_worker.engine import Engine, choose_compute_type, choose_device
-    from whisper_worker.health import Canary, Health
-    from whisper_worker.models import Catalog, ModelFiles, ModelUnavailable, find
-    from whisper_worker.registry import Loaded, Registry
+    with start_up.timing("import_libraries"):
+        for name in LOADERS_IMPORTS:
+            import_module(name)
+        from whisper_worker.engine import Engine, choose_compute_type, choose_device
+        from whisper_worker.health import Canary, Health
+        from whisper_worker.model_files import ModelFiles, find
+        from whisper_worker.models import Catalog, ModelUnavailable
+        from whisper_worker.registry import Loaded, Registry
 
     try:
         catalog = Catalog.from_settings(settings)
     except ModelUnavailable as error:
-        sys.exit(f"whisper_worker: MODEL: {error}")
+        raise CannotStart(f"MODEL: {error}") from error
     device = choose_device(settings)
     compute_type = choose_compute_type(settings, device)
     cores = available_cores()
@@ -81,47 +147,44 @@ def _run(settings: Settings) -> None:
     registry = Registry(settings, catalog, health, load)
 
     def preload() -> None:  # the registry alone may hold the model: it may free it
-        engine = load(find(settings.model))
+        try:
+            with start_up.timing("find_model"):
+                files = find(settings.model, settings)
+        except ModelUnavailable as error:
+            raise CannotStart(str(error)) from error
+        with start_up.timing("read_model"):
+            engine = load(files)
         registry.preload(Loaded(engine, Canary(engine, settings, health), engine.name))
 
-    with ThreadPoolExecutor(1, "load") as loader:
-        loading = loader.submit(preload)
-        import whisper_worker.job_loop  # noqa: F401  (and with it the SDK)
+    def warm_up() -> None:
+        with start_up.timing("warm_up"):
+            registry.warm_up()  # of nothing, if it couldn't be loaded
 
-        try:
-            loading.result()
-        except ModelUnavailable as error:
-            sys.exit(f"whisper_worker: {error}")
-        except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
-            sys.exit(f"whisper_worker: the model {settings.model or 'bundled'} can't be loaded: {error}")
-
-    _serve(settings, threads, registry, health)
+    return Prepared(settings, threads, device, registry, health, loader.submit(preload), loader.submit(warm_up))
 
 
-def _serve(settings: Settings, threads: Threads, registry: "Registry", health: "Health") -> None:
+def _serve(prepared: Prepared, start_up: StartUp) -> None:
     import runpod
     from runpod.serverless.modules import rp_scale
 
     from whisper_worker.job_loop import JobLoop
     from whisper_worker.service import Service
 
+    settings, threads, registry, health = prepared.settings, prepared.threads, prepared.registry, prepared.health
     takes_jobs, serves_api = _takes_jobs(), _arguments().rp_serve_api
     service = Service(settings, threads, registry, health)
     signals: list[int] = []
     rp_scale.JobScaler = partial(JobLoop, service=service, health=health, settings=settings, signals=signals)
 
-    def warm_up() -> None:
-        registry.warm_up()
-        # Not before: a GPU newer than the kernels may need minutes for the first call.
-        health.watch(lambda: registry.longest_call_s)
-
-    def check_fitness() -> None:
-        warm_up()
+    def check_start() -> None:
         _leave_to_the_loop(signals)
+        log.event("ready", **start_up.seconds())
 
-    runpod.serverless.register_fitness_check(check_fitness)
-    if serves_api:  # the SDK checks no fitness there
-        warm_up()
+    if takes_jobs:
+        for check in (*prepared.fitness_checks, check_start):
+            runpod.serverless.register_fitness_check(check)
+    else:  # the SDK checks no fitness then
+        _check(prepared.fitness_checks)
     try:
         runpod.serverless.start(
             {
@@ -142,6 +205,14 @@ def _serve(settings: Settings, threads: Threads, registry: "Registry", health: "
             if has_failed:
                 log.event("worker_failed", level=log.ERROR, trace=True)
             end_process(int(has_failed))
+
+
+def _check(checks: "list[Callable[[], None]]") -> None:
+    for check in checks:
+        try:
+            check()
+        except Exception as error:  # the warm-up fails with whatever CTranslate2 says
+            raise CannotStart(f"{check.__name__}: {error}") from error
 
 
 def _handler(service: "Service", settings: Settings, *, on_this_machine: bool) -> Callable[[Json], Any]:
@@ -194,6 +265,26 @@ def _one_thread_a_product() -> None:
     """numpy's matrix products share each out to all cores, however small, and make those wait spinning for each other:
     many times the work when several jobs' audio is decoded beside the model. Read when numpy is imported."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _keep_compiled_kernels() -> None:
+    """CTranslate2 brings machine code for GPUs up to the A100's generation, and for newer ones code that CUDA compiles
+    when it is first used. CUDA keeps what comes of it: on the network volume it outlives this worker."""
+    if VOLUME.is_dir() and os.access(VOLUME, os.W_OK):
+        os.environ.setdefault("CUDA_CACHE_PATH", str(VOLUME / ".cache/cuda"))
+
+
+@contextmanager
+def _processor_named_at_once() -> Iterator[None]:
+    """While it is imported, the SDK asks py-cpuinfo for the processor's name, for debug output that this worker doesn't
+    send; which starts a process that also measures the clock, with a busy wait of a second."""
+    import cpuinfo
+
+    asked, cpuinfo.get_cpu_info = cpuinfo.get_cpu_info, lambda: {"brand_raw": platform.machine()}
+    try:
+        yield
+    finally:
+        cpuinfo.get_cpu_info = asked
 
 
 def _quieten_sdk() -> None:

@@ -50,6 +50,17 @@ class Settings(BaseModel):
     max_loaded_models: Annotated[int, Field(ge=1, le=64)] = Field(
         1, description="So many models stay loaded; the one that was idle longest is freed for another"
     )
+    allow_download: bool = Field(
+        True, description="Download a model that isn't on this machine from the hub; `false`: never ask the hub"
+    )
+    model_download_timeout_s: Seconds = Field(
+        900, description="Longest download of a model; another try goes on where this one ended"
+    )
+    check_words: bool = Field(
+        True,
+        description="At start a model must hear the words of a clip of English speech; `false`: any words do, for "
+        "models of other languages",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs")
     compute_type: Literal[
         "auto",

