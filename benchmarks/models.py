@@ -51,6 +51,11 @@ class Shape:
     def languages(self) -> list[str]:
         return [code for code in LANGUAGES if self.cantonese or code != "yue"]
 
+    @property
+    def tokens(self) -> int:
+        """How many there are: text, its end and its start, languages, six tasks, times."""
+        return TEXT_TOKENS + 2 + len(self.languages) + 6 + TIMES
+
 
 SHAPES = {
     "tiny": Shape(80, 384, 6, 4, 4),
@@ -166,7 +171,7 @@ class _Weights:
             self._attention(layer.self_attention, [3 * width, width])
             self._feed_forward(layer.ffn)
 
-        tokens = self._normal((TEXT_TOKENS + len(shape.languages) + 8 + TIMES, width), SURENESS / width)
+        tokens = self._normal((shape.tokens, width), SURENESS / width)
         spec.decoder.embeddings.weight = spec.decoder.projection.weight = tokens  # one array, as in Whisper
         spec.decoder.position_encodings.encodings = tokens[script] * np.float16(LOUDNESS * width / SURENESS)
         self._norm(spec.decoder.layer_norm)
