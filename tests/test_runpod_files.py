@@ -16,7 +16,7 @@ from media import CLIP_WORDS
 from real_service import real_service
 from worker_process import ROOT, WorkerProcess
 
-from benchmarks.gpus import POOLS, cpu_bytes
+from benchmarks.gpus import COMPUTE_TYPES, GB, POOLS, cpu_bytes, gpu_bytes, window_bytes
 from benchmarks.models import SHAPES
 from whisper_worker.models import is_public, repository
 from whisper_worker.request import InputRules, parse_request
@@ -235,12 +235,20 @@ def test_what_is_not_copied_is_named_so_that_each_of_the_tools_understands_it() 
 
 def test_the_readme_tells_what_a_cpu_needs_as_it_is_computed() -> None:
     threads = Threads.plan(Settings(), "cpu", 4)
-    base, turbo = (cpu_bytes(SHAPES[name], threads) / 1e9 for name in ("base", "large-v3-turbo"))
+    base, turbo = (cpu_bytes(SHAPES[name], threads) / GB for name in ("base", "large-v3-turbo"))
     assert f"base takes {base:.1f} GB with 4 cores, turbo {turbo:.1f} GB" in README
 
 
+def test_the_readme_tells_what_the_settings_for_low_cost_need_as_it_is_computed() -> None:
+    settings = Settings.from_env(env_of(PRESETS["Lowest cost"]))
+    shape, numbers = SHAPES[settings.model or ""], COMPUTE_TYPES[settings.compute_type]
+    threads = Threads.plan(settings, "cuda", cores=4)
+    calls = threads.inter * threads.batch * window_bytes(shape, numbers)
+    assert f"{gpu_bytes(shape, numbers, threads.inter, calls) / GB:.1f} GB, computed, so the cheapest" in README
+
+
 def test_the_repositories_that_the_readme_names_are_those_of_the_sizes() -> None:
-    told = dict(re.findall(r"for `([\w-]+)`\s+`([\w-]+/[\w-]+)`", README))
+    told = dict(re.findall(r"for\s+`([\w-]+)`\s+`([\w-]+/[\w-]+)`", README))
     assert told.keys() == {"turbo", "large-v3"}
     assert all(repository(size) == name for size, name in told.items())
 
