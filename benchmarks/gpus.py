@@ -25,8 +25,8 @@ IS_IN_ALL = False
 
 GB = 1e9  # as sellers count
 
-# CUDA's context, the kernels, cuBLAS, and what the allocator keeps. With large-v2 in float16 and one window, the READMEs
-# of faster-whisper have 4,525 MiB in use on an RTX 3070 Ti and, earlier, 4,755 MiB on a V100S: 1.0 and 1.2 GB more than
+# CUDA's context, the kernels, cuBLAS, and what the allocator keeps. With large-v2 in float16 and one window, READMEs of
+# faster-whisper have 4,525 MiB in use on an RTX 3070 Ti and, earlier, 4,755 MiB on a V100S: 1.0 and 1.2 GB over
 # the weights and a window.
 FIXED_BYTES = 1.3 * GB
 WORKSPACE_BYTES = 32 * 1024**2  # cuBLAS's own, one for each thread: 32 MiB on Hopper, 4 MiB before (NVIDIA's manual)
