@@ -1,6 +1,7 @@
 """How the worker starts: what is imported beside what, what is checked, and where the seconds go."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from local_endpoint import LocalEndpoint
 from worker_process import ROOT, WorkerProcess, run_handler, worker_env
 
-from whisper_worker import fitness
+from whisper_worker import fitness, runpod_io
 from whisper_worker.fitness import Unfit, check_cublas, check_temp_space
 from whisper_worker.process import StartUp
 from whisper_worker.settings import Settings
@@ -81,7 +82,7 @@ def test_a_worker_says_where_the_seconds_of_its_start_went() -> None:
         (ready,) = worker.events("ready")
     steps = fields(ready)
     own = {"find_model", "read_model", "warm_up"}  # on the loader's thread
-    assert steps.keys() == own | {"python", "import_libraries", "import_sdk", "import_service", "total"}
+    assert steps.keys() == own | {"python", "import_libraries", "import_sdk", "import_service", "checks", "total"}
     assert 0 < sum(steps[step] for step in steps.keys() - own - {"total"}) <= steps["total"] + 0.01
 
 
@@ -92,6 +93,24 @@ def test_a_start_counts_from_the_birth_of_the_process() -> None:
     seconds = start_up.seconds()
     assert seconds.keys() == {"python", "step", "total"}
     assert seconds["total"] >= seconds["python"] > 0
+
+
+def test_compiled_kernels_are_kept_on_the_volume_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(os.environ, "CUDA_CACHE_PATH", "")
+    del os.environ["CUDA_CACHE_PATH"]
+    for volume in (tmp_path / "none", Path(__file__)):
+        monkeypatch.setattr(runpod_io, "VOLUME", volume)
+        runpod_io._keep_compiled_kernels()
+        assert "CUDA_CACHE_PATH" not in os.environ
+    monkeypatch.setattr(runpod_io, "VOLUME", tmp_path)
+    runpod_io._keep_compiled_kernels()
+    assert Path(os.environ["CUDA_CACHE_PATH"]).is_dir()
+    assert os.environ["CUDA_CACHE_PATH"] == str(tmp_path / ".cache/cuda")
+    os.environ["CUDA_CACHE_PATH"] = "mine"
+    runpod_io._keep_compiled_kernels()
+    assert os.environ["CUDA_CACHE_PATH"] == "mine"
 
 
 # --- what is checked

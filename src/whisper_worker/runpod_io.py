@@ -12,18 +12,18 @@ import os
 import platform
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whisper_worker import log
 from whisper_worker.process import LAST_RESORT_S, StartUp, end_process, end_process_in
-from whisper_worker.settings import Settings, SettingsError, Threads, available_cores, on_runpod
+from whisper_worker.settings import VOLUME, Settings, SettingsError, Threads, available_cores, on_runpod
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from whisper_worker.service import Service
 
 LAST_ANSWERS_S = 2.0
-VOLUME = Path("/runpod-volume")
 LOADERS_IMPORTS = ("importlib.readers", "multiprocessing.synchronize", "onnxruntime")  # else it would import them
 
 Json = dict[str, Any]
@@ -101,7 +100,7 @@ def _run(settings: Settings, start_up: StartUp) -> None:
             raise
         except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
             raise CannotStart(f"the model {settings.model or 'bundled'} can't be loaded: {error}") from error
-        _serve(prepared, start_up)
+    _serve(prepared, start_up)
 
 
 def _prepare(settings: Settings, loader: ThreadPoolExecutor, start_up: StartUp) -> Prepared:
@@ -174,14 +173,19 @@ def _serve(prepared: Prepared, start_up: StartUp) -> None:
     takes_jobs, serves_api = _takes_jobs(), _arguments().rp_serve_api
     service = Service(settings, threads, registry, health)
     signals: list[int] = []
-    rp_scale.JobScaler = partial(JobLoop, service=service, health=health, settings=settings, signals=signals)
+    checks_began = time.monotonic()
 
-    def check_start() -> None:
-        _leave_to_the_loop(signals)
+    def job_loop(config: Json) -> JobLoop:
+        start_up.ended("checks", checks_began)  # the SDK's own as well
         log.event("ready", **start_up.seconds())
+        return JobLoop(config, service=service, health=health, settings=settings, signals=signals)
 
+    def check_signals() -> None:
+        _leave_to_the_loop(signals)
+
+    rp_scale.JobScaler = job_loop
     if takes_jobs:
-        for check in (*prepared.fitness_checks, check_start):
+        for check in (*prepared.fitness_checks, check_signals):
             runpod.serverless.register_fitness_check(check)
     else:  # the SDK checks no fitness then
         _check(prepared.fitness_checks)
@@ -270,8 +274,12 @@ def _one_thread_a_product() -> None:
 def _keep_compiled_kernels() -> None:
     """CTranslate2 brings machine code for GPUs up to the A100's generation, and for newer ones code that CUDA compiles
     when it is first used. CUDA keeps what comes of it: on the network volume it outlives this worker."""
-    if VOLUME.is_dir() and os.access(VOLUME, os.W_OK):
-        os.environ.setdefault("CUDA_CACHE_PATH", str(VOLUME / ".cache/cuda"))
+    if "CUDA_CACHE_PATH" in os.environ or not VOLUME.is_dir():
+        return
+    folder = VOLUME / ".cache/cuda"
+    with suppress(OSError):  # it can't be written to: CUDA keeps them in the home folder, or not at all
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ["CUDA_CACHE_PATH"] = str(folder)
 
 
 @contextmanager

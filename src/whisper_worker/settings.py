@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 
 MiB = 1024**2
 GiB = 1024**3
+VOLUME = Path("/runpod-volume")  # where RunPod mounts an endpoint's network volume, and its model cache
 
 
 class SettingsError(Exception):
