@@ -2,6 +2,7 @@
 
 import os
 import select
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,24 @@ def test_bytes_that_are_not_the_hubs_are_thrown_away(local_hub: LocalHub, model_
         local_hub.routes[path] = good
     hub.download("tiny.en", tmp_path, SOON_S)
     check_whole(tmp_path / SNAPSHOT)
+
+
+def test_a_broken_copy_in_the_place_for_downloads_is_mended(
+    local_hub: LocalHub, model_folder: Path, tmp_path: Path
+) -> None:
+    """As the hub's own client has it: links to files elsewhere, one of which was cut."""
+    store = Store("hugging_face_cache", tmp_path / "cache", under=tmp_path)
+    snapshot = store.folder / SNAPSHOT
+    shutil.copytree(model_folder, tmp_path / "blobs")
+    os.truncate(tmp_path / "blobs/model.bin", 1_000_000)
+    snapshot.mkdir(parents=True)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs/main").write_text(COMMIT)
+    for path in (tmp_path / "blobs").iterdir():
+        (snapshot / path.name).symlink_to(path)
+    assert model_files.find("tiny.en", Settings(), [store]).folder == snapshot
+    assert (snapshot / "model.bin").read_bytes() == (model_folder / "model.bin").read_bytes()
+    assert [name for name, path in local_hub.paths.items() if local_hub.requests[path]] == ["model.bin"]
 
 
 def test_more_than_there_is_on_the_hub_is_begun_anew(local_hub: LocalHub, model_folder: Path, tmp_path: Path) -> None:

@@ -105,8 +105,12 @@ def _is_needed(name: str) -> bool:
     return "/" not in name and any(fnmatch(name, kind) for kind in FILES)
 
 
+def _is_there(file: Any, path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == file.size
+
+
 def _check_space(files: Sequence[Any], snapshot: Path) -> None:
-    missing = sum(file.size for file in files if not (snapshot / file.rfilename).exists())
+    missing = sum(file.size for file in files if not _is_there(file, snapshot / file.rfilename))
     begun = sum(part.stat().st_size for part in snapshot.glob("*.incomplete"))
     free = shutil.disk_usage(snapshot).free
     if missing - begun > free:
@@ -114,12 +118,12 @@ def _check_space(files: Sequence[Any], snapshot: Path) -> None:
 
 
 def _fetch_file(file: Any, repository_id: str, commit: str, path: Path) -> None:
-    """`file`: the hub's RepoSibling. What is at `path` is whole: it was put there when it was."""
+    """`file`: the hub's RepoSibling. What has its size at `path` is taken for it: we put there only what is whole."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # as above
 
-    if path.exists():
+    if _is_there(file, path):
         return
     part = path.with_name(f"{path.name}.incomplete")
     with part.open("ab") as target:

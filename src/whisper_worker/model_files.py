@@ -35,8 +35,8 @@ KNOWN_FORMATS = range(4, 7)  # of the weights: versions of CTranslate2's file th
 
 @dataclass(frozen=True)
 class Store:
-    """A folder that holds models as the Hugging Face cache does. One that may be made `under` a folder, if that is
-    there, takes downloads."""
+    """A folder that holds models as the Hugging Face cache does. Downloads go to one that may be made `under` a folder,
+    if that is there."""
 
     name: str
     folder: Path
@@ -53,8 +53,8 @@ class Store:
             return snapshots[-1] if snapshots else None
         return model / "snapshots" / commit
 
-    @property
-    def takes_downloads(self) -> bool:
+    def made_for_downloads(self) -> bool:
+        """Whether there is one now that can be written to."""
         if self.under is None or not self.under.is_dir():
             return False
         with suppress(OSError):
@@ -149,7 +149,7 @@ def download(model: Model, settings: Settings | None = None, stores: Sequence[St
     settings = settings or Settings()
     if not settings.allow_download:
         raise ModelUnavailable(f"the model {model.name!r} isn't on this machine, and ALLOW_DOWNLOAD is false")
-    store = next((store for store in reversed(stores) if store.takes_downloads), None)
+    store = next((store for store in reversed(stores) if store.made_for_downloads()), None)
     if store is None:
         raise ModelUnavailable(f"{model.name!r} can't be downloaded: no folder to write it to; HF_HOME can name one")
     hub.download(model.name, store.folder, settings.model_download_timeout_s)

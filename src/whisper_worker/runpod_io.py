@@ -272,8 +272,8 @@ def _one_thread_a_product() -> None:
 
 
 def _keep_compiled_kernels() -> None:
-    """CTranslate2 brings machine code for GPUs up to the A100's generation, and for newer ones code that CUDA compiles
-    when it is first used. CUDA keeps what comes of it: on the network volume it outlives this worker."""
+    """CTranslate2 brings machine code for GPUs up to Ada (4090, L4, L40S), and for newer ones, as H100, code that CUDA
+    compiles when it is first used. CUDA keeps what comes of it: on the network volume it outlives this worker."""
     if "CUDA_CACHE_PATH" in os.environ or not VOLUME.is_dir():
         return
     folder = VOLUME / ".cache/cuda"
