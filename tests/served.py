@@ -35,8 +35,8 @@ def service(engine: FakeEngine | None = None, threads: Threads = THREADS, **env:
 def service_in_parts(
     engine: FakeEngine | None = None, threads: Threads = THREADS, **env: Any
 ) -> Iterator[tuple[Service, Health, Loaded]]:
-    """With the worker's health, and the one model that it has."""
-    settings, engine = Settings.from_env(env), engine or FakeEngine()
+    """With the worker's health, and the one model that it has, which hears its own words."""
+    settings, engine = Settings.from_env({"CHECK_WORDS": "false", **env}), engine or FakeEngine()
     health = Health(settings)
     registry = Registry(settings, Catalog.from_settings(settings), health, load=no_other)
     loaded = Loaded(engine, Canary(engine, settings, health), engine.name)
