@@ -1,0 +1,115 @@
+"""The command line of scripts/container-smoke: build the image, show that it works, remove it."""
+
+import signal
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from typing import NoReturn
+
+from container import checks
+from container.engine import Engine, found
+from container.programs import Clock, Failed
+
+READ_BYTES = 1024 * 1024
+
+
+def arguments() -> Namespace:
+    parser = ArgumentParser(
+        "scripts/container-smoke",
+        description="Build the image and show that it works: with Docker where a daemon answers, else as root on "
+        "Debian with podman, on a base image made here. All that it makes is removed. Exit code 0 when all is well.",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which image (default: cpu)")
+    parser.add_argument("--model", help="a model to bake in")
+    parser.add_argument("--hf-endpoint", metavar="URL", help="a mirror of the hub to take that model from")
+    parser.add_argument("--base-image", metavar="NAME", help="build on this one, which can be pulled")
+    parser.add_argument("--build-arg", metavar="K=V", action="append", default=[], help="any other build argument")
+    parser.add_argument("--sizes", action="store_true", help="tell the image's size too, unpacked and gzipped")
+    parser.add_argument("--time-limit", metavar="S", type=float, default=1500, help="for everything (default: 1500 s)")
+    return parser.parse_args()
+
+
+def say(text: str) -> None:
+    print(f"smoke: {text}", flush=True)
+
+
+def main() -> int:
+    options = arguments()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
+    begin = time.monotonic()
+    try:
+        with found(options.base_image, Clock(options.time_limit)) as engine:
+            try:
+                show(engine, options)
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_IGN)  # clearing up is to be whole
+    except (Failed, AssertionError) as problem:
+        say(f"FAIL: {problem}")
+        return 1
+    say(f"PASS in {time.monotonic() - begin:.0f} s")
+    return 0
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def show(engine: Engine, options: Namespace) -> None:
+    steps: list[Callable[[], str]] = [
+        lambda: build(engine, options),
+        lambda: checks.test_input(engine, options.model),
+        lambda: checks.contents(engine),
+        lambda: checks.byte_code(engine),
+        lambda: checks.jobs(engine),
+    ]
+    if options.device == "cuda":
+        steps.insert(1, lambda: checks.cublas(engine))
+    if options.sizes:
+        steps.append(lambda: sizes(engine))
+    for step in steps:
+        begin = time.monotonic()
+        say(f"ok: {step()} ({time.monotonic() - begin:.0f} s)")
+
+
+def build(engine: Engine, options: Namespace) -> str:
+    given = dict(pair.split("=", 1) for pair in options.build_arg)
+    given["DEVICE"] = options.device
+    network: tuple[str, ...] = ()
+    if options.model:
+        given["MODEL"] = options.model
+    if options.hf_endpoint:
+        given["HF_ENDPOINT"] = options.hf_endpoint
+        network = ("--network", "host")  # the mirror may be this machine's
+    say(f"building the image for {options.device} with {engine.command[0]} {engine.note}".rstrip())
+    engine.build(given, *network)
+    return f"the image builds {engine.note}".rstrip()
+
+
+def sizes(engine: Engine) -> str:
+    """In units of 10^6 bytes."""
+    unpacked = int(engine.call("image", "inspect", "--format", "{{.Size}}", engine.name))
+    save = [*engine.command, "save", engine.name]
+    with (
+        subprocess.Popen(save, env=engine.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as tar,
+        subprocess.Popen(["gzip"], stdin=tar.stdout, stdout=subprocess.PIPE) as gzip,
+    ):
+        gzipped = 0
+        try:
+            assert tar.stdout
+            assert gzip.stdout
+            tar.stdout.close()
+            while part := gzip.stdout.read(READ_BYTES):
+                gzipped += len(part)
+                engine.clock.left_s()
+        finally:
+            tar.kill()
+            gzip.kill()
+    return f"the image has {unpacked / 1e6:.0f} MB, gzipped {gzipped / 1e6:.0f} MB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
