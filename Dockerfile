@@ -43,10 +43,11 @@ RUN python -m compileall -q --invalidation-mode unchecked-hash src
 
 # --- a model to bake in, by any name that the setting MODEL takes; none by default
 FROM worker AS model
-ARG MODEL
+ARG MODEL=
 # A mirror of the hub
-ARG HF_ENDPOINT
+ARG HF_ENDPOINT=
 RUN mkdir /models; \
+    [ -n "${HF_ENDPOINT}" ] || unset HF_ENDPOINT; \
     case "${MODEL:-bundled}" in \
         bundled) ;; \
         *) python -m whisper_worker.models "${MODEL}" /models ;; \
@@ -68,7 +69,7 @@ COPY --from=packages /opt/venv /opt/venv
 COPY --from=model /models /models
 COPY --from=worker /worker /worker
 
-ARG MODEL
+ARG MODEL=
 # Only /tmp has to be writable, so that is where libraries find their caches.
 ENV HOME=/tmp \
     MODEL=${MODEL} \
@@ -82,7 +83,7 @@ WORKDIR /worker
 USER 10001:10001
 
 ARG VERSION=0.1.0
-ARG SOURCE
+ARG SOURCE=
 LABEL org.opencontainers.image.title="whisper-worker" \
     org.opencontainers.image.description="A RunPod serverless worker that serves faster-whisper: many jobs in flight, one set of weights" \
     org.opencontainers.image.licenses="MIT" \
