@@ -101,10 +101,6 @@ def test_each_version_of_cublas_has_a_lock_of_its_own() -> None:
     assert argument("CUBLAS_VERSION") in files
 
 
-def test_runpods_tools_install_the_same_cublas() -> None:
-    assert f"nvidia-cublas-cu12=={argument('CUBLAS_VERSION')};" in (ROOT / "requirements.txt").read_text()
-
-
 def test_the_python_of_the_image_is_one_that_the_project_supports_and_runpods_tools_use() -> None:
     name, _, tag = argument("BASE_IMAGE").partition(":")
     python = tag.removesuffix("-slim")
