@@ -50,7 +50,7 @@ RUN mkdir /models; \
     [ -n "${HF_ENDPOINT}" ] || unset HF_ENDPOINT; \
     case "${MODEL:-bundled}" in \
         bundled) ;; \
-        *) python -m whisper_worker.models "${MODEL}" /models ;; \
+        *) python -m whisper_worker.hub "${MODEL}" /models ;; \
     esac
 
 # --- the image
