@@ -18,14 +18,14 @@ class Clock:
     """The time limit."""
 
     def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+        self.over = f"the time limit of {limit_s:g} s is over"
         self._end = time.monotonic() + limit_s
 
     def left_s(self, at_most: float = float("inf")) -> float:
         """Raises Failed when it is over."""
         left = self._end - time.monotonic()
         if left <= 0:
-            raise Failed(f"the time limit of {self._limit_s:g} s is over")
+            raise Failed(self.over)
         return min(left, at_most)
 
 
@@ -48,8 +48,7 @@ def output_of(command: Sequence[str], clock: Clock, env: Mapping[str, str] | Non
     try:
         output, _ = process.communicate(stdin, timeout=left_s)
     except subprocess.TimeoutExpired:
-        clock.left_s()
-        raise
+        raise Failed(f"{clock.over}, and {command[0]} goes on:\n{last_lines(end(process))}") from None
     finally:
         if process.poll() is None:
             end(process)
@@ -58,11 +57,11 @@ def output_of(command: Sequence[str], clock: Clock, env: Mapping[str, str] | Non
     return output
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """A program that leads a session of its own, and its children."""
+def end(process: subprocess.Popen[str]) -> str:
+    """End a program that leads a session of its own, and its children. What it has printed."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    return process.communicate()[0]
 
 
 def last_lines(output: str) -> str:
