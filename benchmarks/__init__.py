@@ -8,5 +8,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+BEAM_SIZE = 5  # the worker\'s default, and faster-whisper\'s
 
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]

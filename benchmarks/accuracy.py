@@ -16,7 +16,7 @@ from typing import Any
 from av.error import FFmpegError
 from local_endpoint import Job, LocalEndpoint
 
-from benchmarks import corpus, wer
+from benchmarks import BEAM_SIZE, corpus, wer
 from benchmarks.contenders import START_S, Model, model, send
 from benchmarks.models import PREFIX as RANDOM
 from benchmarks.process import Process
@@ -31,7 +31,6 @@ IS_IN_ALL = False  # a check, and its recordings may not be there
 MANIFEST = "manifest.jsonl"
 SILENT = "no speech"  # in place of a language
 SPEAKERS = re.compile(r"left: (.*) / right: (.*)")  # the transcript of a recording with a speaker on each side
-BEAM_SIZE = 5  # the worker's default, and the library's
 COUNTS = ["said", "worker's errors", "library's errors", "difference", "worker, %", "library, %"]
 
 

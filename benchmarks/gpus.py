@@ -13,8 +13,8 @@ has the formula in full, and how it compares with what was measured on a CPU and
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 
+from benchmarks import BEAM_SIZE
 from benchmarks.models import AUDIO_POSITIONS, SHAPES, TEXT_POSITIONS, Shape
-from benchmarks.raw import BEAM_SIZE
 from benchmarks.report import Report, Table, Value
 from whisper_worker.settings import Settings, Threads
 

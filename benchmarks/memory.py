@@ -26,12 +26,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from local_endpoint import LocalEndpoint
 
+from benchmarks import BEAM_SIZE
 from benchmarks.arguments import counts, numbers
 from benchmarks.contenders import START_S, Memory, Model, model
 from benchmarks.corpus import write_wav
 from benchmarks.machine import gpu
 from benchmarks.process import Process, forget_peak
-from benchmarks.raw import BEAM_SIZE, LANGUAGE, WINDOW_S, RawModel, speech
+from benchmarks.raw import LANGUAGE, WINDOW_S, RawModel, speech
 from benchmarks.report import Chart, Report, Table, Value
 from benchmarks.turns import Figures, progress, take_turns
 from whisper_worker.settings import MiB

@@ -11,12 +11,11 @@ from faster_whisper.tokenizer import Tokenizer
 from media import speech as demo_clip
 from numpy.typing import NDArray
 
-from benchmarks import corpus
+from benchmarks import BEAM_SIZE, corpus
 from benchmarks.contenders import Model
 from whisper_worker.audio import SAMPLE_RATE, Samples
 from whisper_worker.shared_model import FRAMES_PER_S
 
-BEAM_SIZE = 5
 WINDOW_S = 30.0
 LANGUAGE = "en"  # the demo model knows no other
 

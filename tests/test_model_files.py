@@ -142,6 +142,12 @@ def test_half_a_model_is_told_before_it_is_used(name: str, keep: float | None, s
         find(str(weights))
 
 
+def test_a_pointer_of_git_lfs_is_no_file_of_weights(weights: Path) -> None:
+    (weights / "model.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 75537502\n")
+    with pytest.raises(ModelUnavailable, match=r"has only a part of model\.bin"):
+        check_whole(weights)
+
+
 def test_weights_in_a_format_of_another_age_are_left_to_the_library(weights: Path) -> None:
     data = bytearray((weights / "model.bin").read_bytes()[:1000])
     data[0] = 99

@@ -30,6 +30,7 @@ LARGE_V3_MELS = 128  # all others have 80
 WEIGHTS = "model.bin"
 JSON_FILES = ("config.json", "tokenizer.json")  # without a tokenizer, faster-whisper asks the hub for one
 VOCABULARIES = ("vocabulary.json", "vocabulary.txt")  # one of them
+GIT_LFS_POINTER = int.from_bytes(b"vers", "little")  # a checkout without Git LFS has a text there, "version https…"
 KNOWN_FORMATS = range(4, 7)  # of the weights: versions of CTranslate2's file that `_weights_end` can read
 
 
@@ -167,6 +168,8 @@ def check_whole(folder: Path) -> None:
         raise ModelUnavailable(f"the model's folder {folder} lacks {' and '.join(missing)}")
     cut = [name for name in JSON_FILES if not _ends_with_brace(folder / name)]
     with (folder / WEIGHTS).open("rb") as weights:
+        if hasattr(os, "posix_fadvise"):  # all of it is about to be read, so not in the small parts looked at here
+            os.posix_fadvise(weights.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
         if _weights_end(weights) > os.fstat(weights.fileno()).st_size:
             cut.append(WEIGHTS)
     if cut:
@@ -204,6 +207,8 @@ def _weights_end(file: BinaryIO) -> int:
     """Where a file of weights must end, by the sizes that stand in it; 0 where that can't be told."""
     try:
         version = _number(file, "<I")
+        if version == GIT_LFS_POINTER:
+            return sys.maxsize
         if version not in KNOWN_FORMATS:
             return 0
         _skip_text(file)  # what kind of model it is, and its revision
