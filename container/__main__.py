@@ -6,11 +6,16 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NoReturn
+
+from local_hub import LocalHub
 
 from container import checks
 from container.engine import Engine, found
 from container.programs import Clock, Failed
+from whisper_worker.model_files import find
+from whisper_worker.models import BUNDLED, repository
 
 READ_BYTES = 1024 * 1024
 
@@ -24,6 +29,7 @@ def arguments() -> Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which image (default: cpu)")
     parser.add_argument("--model", help="a model to bake in")
     parser.add_argument("--hf-endpoint", metavar="URL", help="a mirror of the hub to take that model from")
+    parser.add_argument("--local-hub", action="store_true", help="take it from a hub of ours, which has tiny.en alone")
     parser.add_argument("--base-image", metavar="NAME", help="build on this one, which can be pulled")
     parser.add_argument("--build-arg", metavar="K=V", action="append", default=[], help="any other build argument")
     parser.add_argument("--sizes", action="store_true", help="tell the image's size too, unpacked and gzipped")
@@ -78,14 +84,16 @@ def show(engine: Engine, options: Namespace) -> None:
 def build(engine: Engine, options: Namespace) -> str:
     given = dict(pair.split("=", 1) for pair in options.build_arg)
     given["DEVICE"] = options.device
-    network: tuple[str, ...] = ()
     if options.model:
         given["MODEL"] = options.model
-    if options.hf_endpoint:
-        given["HF_ENDPOINT"] = options.hf_endpoint
-        network = ("--network", "host")  # the mirror may be this machine's
     say(f"building the image for {options.device} with {engine.command[0]} {engine.note}".rstrip())
-    engine.build(given, *network)
+    with ExitStack() as stack:
+        hub = options.hf_endpoint
+        if options.local_hub:
+            hub = stack.enter_context(LocalHub(repository("tiny.en"), find(BUNDLED).folder)).url("")
+        if hub:
+            given["HF_ENDPOINT"] = hub
+        engine.build(given, *(("--network", "host") if hub else ()))  # it may be this machine's
     return f"the image builds {engine.note}".rstrip()
 
 
