@@ -31,18 +31,24 @@ RUN python -m venv --without-pip /opt/venv \
         pip --python /opt/venv/bin/python install --no-cache-dir --no-compile --only-binary :all: \
             --require-hashes -r "/locks/${name}.txt" || exit; \
     done \
-    && python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x '/tests/' /opt/venv/lib
+    && find /opt/venv/lib -type d -name tests -prune -exec rm -r '{}' + \
+    && python -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv/lib
 
 # --- the worker
 FROM packages AS worker
 ENV PATH=/opt/venv/bin:${PATH} PYTHONPATH=/worker/src
 WORKDIR /worker
 COPY src src
-COPY handler.py test_input.json ./
+COPY handler.py test_input.json LICENSE ./
 RUN python -m compileall -q --invalidation-mode unchecked-hash src
 
-# --- a model to bake in, by any name that the setting MODEL takes; none by default
-FROM worker AS model
+# --- a model to bake in, a size or a repository; none by default
+FROM packages AS model
+ENV PATH=/opt/venv/bin:${PATH}
+# No more of the worker than it takes: a change of the rest doesn't download the model again.
+COPY src/whisper_worker/__init__.py src/whisper_worker/errors.py src/whisper_worker/hub.py src/whisper_worker/log.py \
+    src/whisper_worker/models.py src/whisper_worker/settings.py /download/whisper_worker/
+WORKDIR /download
 ARG MODEL=
 # A mirror of the hub
 ARG HF_ENDPOINT=
@@ -80,7 +86,8 @@ ENV HOME=/tmp \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /worker
-USER 10001:10001
+ARG RUN_AS=10001:10001
+USER ${RUN_AS}
 
 ARG VERSION=0.1.0
 ARG SOURCE=

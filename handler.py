@@ -5,7 +5,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))  # works without being installed, as RunPod's tools start it
 
-from whisper_worker.runpod_io import main
-
 if __name__ == "__main__":
+    from whisper_worker.process import end_when_told
+
+    end_when_told()  # before what takes a while
+
+    from whisper_worker.runpod_io import main
+
     main()

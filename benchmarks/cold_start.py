@@ -49,7 +49,8 @@ STEPS = {
     "warm_up": "the first call of the model",
     "import_sdk": "import of the SDK",
     "import_service": "imports of what serves jobs",
-    "checks": "start-up checks, the SDK's heartbeat",
+    "wait_for_model": "waiting for the weights",
+    "checks": "start-up checks, with what is left of the first call; the SDK's heartbeat",
 }
 ON_THE_LOADER = ("find_model", "read_model", "warm_up")
 

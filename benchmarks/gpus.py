@@ -23,7 +23,7 @@ HELP = "what the models need of a GPU's memory, and which GPUs hold which settin
 QUICK: dict[str, object] = {}
 IS_IN_ALL = False
 
-GB = 1e9  # as sellers count
+GB = 1e9  # those of some GPUs are GiB, but error correction takes a part: this is the safe side
 
 # CUDA's context, the kernels, cuBLAS, and what the allocator keeps. With large-v2 in float16 and one window, READMEs of
 # faster-whisper have 4,525 MiB in use on an RTX 3070 Ti and, earlier, 4,755 MiB on a V100S: 1.0 and 1.2 GB over
@@ -74,7 +74,7 @@ class Pool:
 
 
 POOLS = {
-    "AMPERE_16": Pool(16, "A4000, A4500, RTX 4000, RTX 2000"),
+    "AMPERE_16": Pool(16, "A4000, RTX 4000, RTX 2000; A4500 with 20 GB"),
     "AMPERE_24": Pool(24, "L4, A5000, 3090"),
     "ADA_24": Pool(24, "4090"),
     "AMPERE_48": Pool(48, "A6000, A40"),

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NoReturn
@@ -24,17 +24,27 @@ def arguments() -> Namespace:
     parser = ArgumentParser(
         "scripts/container-smoke",
         description="Build the image and show that it works: with Docker where a daemon answers, else as root on "
-        "Debian with podman, on a base image made here. All that it makes is removed. Exit code 0 when all is well.",
+        "Debian with podman, on a base made here. Needs Linux: containers use the machine's own network. All that "
+        "it makes is removed. Exit code 0 when all is well.",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which image (default: cpu)")
     parser.add_argument("--model", help="a model to bake in")
     parser.add_argument("--hf-endpoint", metavar="URL", help="a mirror of the hub to take that model from")
     parser.add_argument("--local-hub", action="store_true", help="take it from a hub of ours, which has tiny.en alone")
     parser.add_argument("--base-image", metavar="NAME", help="build on this one, which can be pulled")
-    parser.add_argument("--build-arg", metavar="K=V", action="append", default=[], help="any other build argument")
+    parser.add_argument(
+        "--build-arg", type=_pair, metavar="K=V", action="append", default=[], help="any other build argument"
+    )
     parser.add_argument("--sizes", action="store_true", help="tell the image's size too, unpacked and gzipped")
     parser.add_argument("--time-limit", metavar="S", type=float, default=1500, help="for everything (default: 1500 s)")
     return parser.parse_args()
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    if "=" not in text or key == "DEVICE":
+        raise ArgumentTypeError("K=V is wanted, and --device for DEVICE")
+    return key, value
 
 
 def say(text: str) -> None:
@@ -82,7 +92,7 @@ def show(engine: Engine, options: Namespace) -> None:
 
 
 def build(engine: Engine, options: Namespace) -> str:
-    given = dict(pair.split("=", 1) for pair in options.build_arg)
+    given = dict(options.build_arg)
     given["DEVICE"] = options.device
     if options.model:
         given["MODEL"] = options.model

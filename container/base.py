@@ -24,7 +24,9 @@ class Base:
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("TMPDIR", "/var/tmp")).resolve()  # noqa: S108  (kept from run to run)
+    folder = Path(os.environ.get("TMPDIR", "/var/tmp")).resolve()  # noqa: S108  (kept from run to run)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def sources(clock: Clock) -> str:
@@ -42,7 +44,7 @@ def make(folder: Path, clock: Clock) -> Base:
     disk as those that are kept. Raises Failed."""
     suite = _suite()
     kept = cache_folder() / f"whisper-worker-base-{suite}.tar"
-    if kept.exists() and time.time() - kept.stat().st_mtime < MAX_AGE_S:
+    if _is_ours(kept) and time.time() - kept.stat().st_mtime < MAX_AGE_S:
         return Base(suite, kept)
     lists, tar = folder / "sources.list", folder / "base.tar"
     lists.write_text(sources(clock))
@@ -67,6 +69,11 @@ def make(folder: Path, clock: Clock) -> Base:
     )
     tar.replace(kept)  # at once: others may look for it
     return Base(suite, kept)
+
+
+def _is_ours(file: Path) -> bool:
+    """All may write to its folder, and what is in it will run."""
+    return file.is_file() and not file.is_symlink() and file.stat().st_uid == os.geteuid()
 
 
 def _suite() -> str:

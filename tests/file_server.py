@@ -7,6 +7,7 @@ ends their connections and wakes those that pause.
 
 import gzip
 import socket
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -50,6 +51,11 @@ class Exchange:
         """A few bytes now and then, for ever."""
         while not self._closing.wait(PACE_S):
             self.send(data)
+
+    def reset(self) -> None:
+        """Close the connection so that the other side sees an error."""
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._connection.close()
 
     def stall(self) -> None:
         self._closing.wait()

@@ -1,21 +1,25 @@
 """Downloads of models from a hub on a loopback address, by the real process."""
 
+import errno
 import os
+import re
 import select
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from file_server import Exchange, answer
+from file_server import Answer, Exchange, answer, head, in_turn
 from local_hub import COMMIT, LocalHub
 
 from whisper_worker import hub, model_files
-from whisper_worker.model_files import Store, check_whole
+from whisper_worker.model_files import Store
 from whisper_worker.models import Model, ModelUnavailable
 from whisper_worker.settings import Settings
+from whisper_worker.whole import check_whole
 
 REPOSITORY = "Systran/faster-whisper-tiny.en"
 SNAPSHOT = f"models--Systran--faster-whisper-tiny.en/snapshots/{COMMIT}"
@@ -53,7 +57,7 @@ def test_a_download_has_the_hubs_files_and_can_be_loaded(
     assert {path.name for path in snapshot.iterdir()} == {path.name for path in model_folder.iterdir()}
     for path in snapshot.iterdir():
         assert path.read_bytes() == (model_folder / path.name).read_bytes()
-    assert Store("volume", tmp_path).snapshot(REPOSITORY) == snapshot
+    assert Store("volume", tmp_path).snapshots(REPOSITORY) == [snapshot]
 
 
 def test_what_is_there_is_not_downloaded_again(local_hub: LocalHub, tmp_path: Path) -> None:
@@ -77,36 +81,89 @@ def test_a_download_that_was_broken_off_goes_on_where_it_ended(local_hub: LocalH
     assert not list(tmp_path.rglob("*.incomplete"))
 
 
-def test_bytes_that_are_not_the_hubs_are_thrown_away(local_hub: LocalHub, model_folder: Path, tmp_path: Path) -> None:
-    for name in ("model.bin", "config.json"):  # with a SHA-256, and with Git's name only
-        path = local_hub.paths[name]
-        good = local_hub.routes[path]
-        local_hub.routes[path] = answer(200, bytes((model_folder / name).stat().st_size))
-        with pytest.raises(ModelUnavailable, match=rf"{name} came with other bytes than the hub says it has"):
-            hub.download("tiny.en", tmp_path, SOON_S)
-        assert not (tmp_path / SNAPSHOT / f"{name}.incomplete").exists()
-        assert not (tmp_path / SNAPSHOT).parent.parent.joinpath("refs/main").exists()
-        local_hub.routes[path] = good
+@pytest.mark.parametrize("name", ["model.bin", "config.json"])  # with a SHA-256, and with Git's name only
+def test_bytes_that_are_not_the_hubs_are_thrown_away(
+    name: str, local_hub: LocalHub, model_folder: Path, tmp_path: Path
+) -> None:
+    path = local_hub.paths[name]
+    wrong = answer(200, bytes((model_folder / name).stat().st_size))
+    local_hub.routes[path] = in_turn(wrong, local_hub.routes[path])
     hub.download("tiny.en", tmp_path, SOON_S)
     check_whole(tmp_path / SNAPSHOT)
+    assert local_hub.requests[path] == 2
+    assert (tmp_path / SNAPSHOT / name).read_bytes() == (model_folder / name).read_bytes()
 
 
-def test_a_broken_copy_in_the_place_for_downloads_is_mended(
-    local_hub: LocalHub, model_folder: Path, tmp_path: Path
+def hiccup(exchange: Exchange) -> None:
+    """A part of a file, and then the connection is reset."""
+    exchange.send(head(200, "Content-Length: 75537502") + bytes(1_000_000))
+    exchange.reset()
+
+
+HICCUPS = {"503": answer(503), "429": answer(429), "a reset connection": hiccup, "no answer": lambda _: None}
+
+
+@pytest.mark.parametrize("what", ["question", "model.bin"])
+@pytest.mark.parametrize("trouble", HICCUPS.values(), ids=HICCUPS.keys())
+def test_a_hiccup_of_the_hub_is_got_over(what: str, trouble: Answer, local_hub: LocalHub, tmp_path: Path) -> None:
+    path = local_hub.paths.get(what, local_hub.question)
+    local_hub.routes[path] = in_turn(trouble, local_hub.routes[path])
+    hub.download("tiny.en", tmp_path, SOON_S)
+    check_whole(tmp_path / SNAPSHOT)
+    assert local_hub.requests[path] >= 2
+
+
+def test_what_keeps_failing_is_given_up(
+    local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the hub's own client has it: links to files elsewhere, one of which was cut."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", local_hub.url(""))
+    monkeypatch.setattr(hub, "PAUSES_S", (0.01, 0.01))
+    local_hub.routes[local_hub.question] = answer(503)
+    with pytest.raises(SystemExit, match=r"^HfHubHTTPError: Server error '503"):
+        hub.main(["tiny.en", str(tmp_path)])
+    assert local_hub.requests[local_hub.question] == 3
+    assert capsys.readouterr().err.count("another try in 0.01 s: HfHubHTTPError") == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (
+            401,
+            "RepoNotFound",
+            "there is no such repository on the hub, or it is private, and HF_TOKEN opens it to nobody",
+        ),
+        (403, "GatedRepo", "its repository is gated: ask for access to it on the hub, and set HF_TOKEN"),
+    ],
+)
+def test_who_may_not_read_a_repository_is_told_what_to_do(
+    status: int, error: str, said: str, local_hub: LocalHub, tmp_path: Path
+) -> None:
+    local_hub.routes[local_hub.question] = answer(status, b"", f"X-Error-Code: {error}")
+    with pytest.raises(ModelUnavailable, match=rf"^the model 'tiny\.en' can't be downloaded: {said}"):
+        hub.download("tiny.en", tmp_path, SOON_S)
+    assert local_hub.requests[local_hub.question] == 1
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "of the right size"])
+def test_a_broken_copy_in_the_place_for_downloads_is_mended(
+    cut: bool, local_hub: LocalHub, model_folder: Path, tmp_path: Path
+) -> None:
+    """As the hub's own client has it: links to files elsewhere, one of which is broken."""
     store = Store("hugging_face_cache", tmp_path / "cache", under=tmp_path)
     snapshot = store.folder / SNAPSHOT
     shutil.copytree(model_folder, tmp_path / "blobs")
-    os.truncate(tmp_path / "blobs/model.bin", 1_000_000)
+    name = "model.bin" if cut else "config.json"
+    blob = tmp_path / "blobs" / name
+    blob.write_bytes(blob.read_bytes()[:1000] if cut else bytes(blob.stat().st_size))
     snapshot.mkdir(parents=True)
     (snapshot.parent.parent / "refs").mkdir()
     (snapshot.parent.parent / "refs/main").write_text(COMMIT)
     for path in (tmp_path / "blobs").iterdir():
         (snapshot / path.name).symlink_to(path)
     assert model_files.find("tiny.en", Settings(), [store]).folder == snapshot
-    assert (snapshot / "model.bin").read_bytes() == (model_folder / "model.bin").read_bytes()
-    assert [name for name, path in local_hub.paths.items() if local_hub.requests[path]] == ["model.bin"]
+    assert (snapshot / name).read_bytes() == (model_folder / name).read_bytes()
+    assert [file for file, path in local_hub.paths.items() if local_hub.requests[path]] == [name]
 
 
 def test_more_than_there_is_on_the_hub_is_begun_anew(local_hub: LocalHub, model_folder: Path, tmp_path: Path) -> None:
@@ -117,18 +174,29 @@ def test_more_than_there_is_on_the_hub_is_begun_anew(local_hub: LocalHub, model_
     assert (part.parent / "config.json").read_bytes() == (model_folder / "config.json").read_bytes()
 
 
-def test_a_repository_without_weights_is_named(local_hub: LocalHub, tmp_path: Path) -> None:
-    local_hub.routes[local_hub.question] = local_hub.about({"README.md": b"x", "model.safetensors": b"x"})
-    with pytest.raises(ModelUnavailable, match=r"tiny\.en has no model\.bin: it isn't a model in CTranslate2's format"):
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (["README.md", "config.json", "model.safetensors", "tokenizer.json"], r"model\.bin and vocabulary\.\*"),
+        (["config.json", "model.bin", "vocabulary.json"], r"tokenizer\.json"),
+    ],
+)
+def test_a_repository_that_lacks_something_is_refused_before_it_is_downloaded(
+    names: list[str], missing: str, local_hub: LocalHub, tmp_path: Path
+) -> None:
+    local_hub.routes[local_hub.question] = local_hub.about(dict.fromkeys(names, b"x"))
+    with pytest.raises(ModelUnavailable, match=rf"tiny\.en lacks {missing}: it isn't a model in CTranslate2's format"):
         hub.download("tiny.en", tmp_path, SOON_S)
+    assert local_hub.requests.keys() == {local_hub.question}
 
 
 def test_nothing_outside_the_models_folder_is_written(local_hub: LocalHub, tmp_path: Path) -> None:
-    files = {"model.bin": b"x", "vocabulary./../../../../../evil.txt": b"x"}
-    local_hub.routes[local_hub.question] = local_hub.about(files)
-    local_hub.routes[local_hub.paths["model.bin"]] = answer(200, b"x")
+    files = dict.fromkeys(local_hub.paths, b"x")
+    local_hub.routes[local_hub.question] = local_hub.about({**files, "vocabulary./../../../../../evil.txt": b"x"})
+    for path in local_hub.paths.values():
+        local_hub.routes[path] = answer(200, b"x")
     hub.download("tiny.en", tmp_path, SOON_S)
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"model.bin", "main", "download.lock"}
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {*files, "main", "download.lock"}
 
 
 def test_a_model_that_does_not_exist_is_one_line(local_hub: LocalHub, tmp_path: Path) -> None:
@@ -142,6 +210,33 @@ def test_a_download_that_takes_too_long_is_ended(local_hub: LocalHub, tmp_path: 
         ModelUnavailable, match=r"wasn't downloaded within 2 s; another try goes on where this one ended"
     ):
         hub.download("tiny.en", tmp_path, 2)
+
+
+def test_where_locks_are_not_kept_it_is_downloaded_without(
+    local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def no_lock(*_: object) -> Iterator[None]:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        yield
+
+    monkeypatch.setattr("huggingface_hub.utils.WeakFileLock", no_lock)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", local_hub.url(""))
+    url = local_hub.url("/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
+    hub.main(["tiny.en", str(tmp_path)])
+    check_whole(tmp_path / SNAPSHOT)
+
+
+def test_how_far_a_download_is_stands_in_the_log(
+    local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "whisper_worker")
+    monkeypatch.setattr(hub, "PROGRESS_S", 0.05)
+    hub.download("tiny.en", tmp_path, SOON_S)
+    sizes = [int(size) for size in re.findall(r"event=model_downloading model=tiny\.en bytes=(\d+)", caplog.text)]
+    assert sizes
+    assert sizes == sorted(sizes)
 
 
 def test_two_processes_download_it_once(local_hub: LocalHub, tmp_path: Path) -> None:
@@ -196,6 +291,17 @@ def test_a_model_is_downloaded_to_the_volume_if_there_is_one(
     found = model_files.find("tiny.en", Settings(allow_download=False), stores(tmp_path))
     assert found == files
     assert local_hub.requests[local_hub.question] == 1
+
+
+def test_a_volume_that_cannot_be_written_to_is_named(
+    local_hub: LocalHub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume/models").write_text("x")  # root, who may run this, may write to all folders
+    files = model_files.find("tiny.en", Settings(), stores(tmp_path))
+    assert files.folder == tmp_path / "home/hub" / SNAPSHOT
+    (warning,) = [record.getMessage() for record in caplog.records if "store_not_writable" in record.getMessage()]
+    assert f"store=volume folder={tmp_path}/volume/models" in warning
 
 
 def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Where a model's files are, whether they are whole, and what a model can do by them."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,14 +10,15 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from faster_whisper import available_models
-from media import CLIP_WORDS
+from media import CLIP, CLIP_WORDS
 from model_folders import COMMIT, cache_model, make_model
 from worker_process import ROOT, worker_env
 
-from whisper_worker import model_files
-from whisper_worker.model_files import STORES, ModelFiles, Store, check_whole, find, find_here
+from whisper_worker import model_files, whole
+from whisper_worker.model_files import STORES, ModelFiles, Store, find, find_here
 from whisper_worker.models import Model, ModelUnavailable
 from whisper_worker.settings import Settings
+from whisper_worker.whole import check_whole
 
 TURBO = "mobiuslabsgmbh/faster-whisper-large-v3-turbo"
 NO_HUB = Settings(allow_download=False)
@@ -95,6 +97,25 @@ def test_refs_main_says_which_snapshot(stores: list[Store]) -> None:
     assert find("base", NO_HUB, stores).folder == newest
 
 
+@pytest.mark.parametrize("ref", [b"9" * 40, b"2" * 40, b"\xff\xfe", b""])
+def test_where_refs_main_leads_nowhere_a_whole_snapshot_beside_it_is_taken(
+    ref: bytes, stores: list[Store], caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = cache_model(stores[0].folder, "base", "1" * 40)
+    (cache_model(stores[0].folder, "base", "2" * 40) / "tokenizer.json").unlink()
+    (whole.parent.parent / "refs/main").write_bytes(ref)
+    assert find("base", NO_HUB, stores).folder == whole
+    assert "event=model_broken model=base source=runpod_cache" in caplog.text
+
+
+def test_what_is_being_downloaded_is_not_called_broken(stores: list[Store], caplog: pytest.LogCaptureFixture) -> None:
+    snapshot = cache_model(stores[3].folder, "base")
+    (snapshot.parent.parent / "refs/main").unlink()
+    (snapshot / "model.bin").rename(snapshot / "model.bin.incomplete")
+    assert find_here(Model("base"), stores) is None
+    assert "model_broken" not in caplog.text
+
+
 def test_what_the_hubs_own_client_has_cached_is_found(stores: list[Store], weights: Path) -> None:
     """Its snapshots are links to files elsewhere."""
     cache = stores[2].folder
@@ -126,6 +147,7 @@ BROKEN = {
     "an empty configuration": ("config.json", 0, r"has only a part of config\.json"),
     "no tokenizer": ("tokenizer.json", None, r"lacks tokenizer\.json"),
     "half a tokenizer": ("tokenizer.json", 0.5, r"has only a part of tokenizer\.json"),
+    "half a vocabulary": ("vocabulary.txt", 0.5, r"has only a part of vocabulary\.txt"),
     "no vocabulary": ("vocabulary.txt", None, r"lacks vocabulary\.json"),
 }
 
@@ -140,6 +162,32 @@ def test_half_a_model_is_told_before_it_is_used(name: str, keep: float | None, s
         path.write_bytes(data[:keep] if isinstance(keep, int) else data[: int(len(data) * keep)])
     with pytest.raises(ModelUnavailable, match=said):
         find(str(weights))
+
+
+@pytest.mark.parametrize("features", [None, b"{", b"[]", b"{}", b'{"feature_size": 80}'])
+def test_a_model_of_the_third_generation_must_say_how_many_mels_it_takes(
+    features: bytes | None, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole, "LARGE_V3_MELS", 80)  # so that the demo model is one
+    if features != b'{"feature_size": 80}':
+        if features is not None:
+            (weights / "preprocessor_config.json").write_bytes(features)
+        with pytest.raises(ModelUnavailable, match=r"lacks preprocessor_config\.json with a feature_size of 80"):
+            check_whole(weights)
+        return
+    (weights / "preprocessor_config.json").write_bytes(features)
+    check_whole(weights)
+
+
+def test_a_vocabulary_in_json_is_counted_too(weights: Path) -> None:
+    words = (weights / "vocabulary.txt").read_text().splitlines()
+    (weights / "vocabulary.txt").unlink()
+    (weights / "vocabulary.json").write_text(json.dumps(words))
+    check_whole(weights)
+    for text in (json.dumps(words[:-1]), json.dumps(words)[:-10], "{}"):
+        (weights / "vocabulary.json").write_text(text)
+        with pytest.raises(ModelUnavailable, match=r"only a part of vocabulary\.json"):
+            check_whole(weights)
 
 
 def test_a_pointer_of_git_lfs_is_no_file_of_weights(weights: Path) -> None:
@@ -180,7 +228,8 @@ def test_a_snapshot_that_is_named_but_gone_is_broken(stores: list[Store], caplog
 OFFLINE = """
 import runpy, sys
 def forbid(event, arguments):
-    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+    network = event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+    if network or (event == "subprocess.Popen" and "whisper_worker.hub" in arguments[1]):
         print("NETWORK:", event, arguments, flush=True)
         raise OSError("no network")
 sys.addaudithook(forbid)
@@ -189,25 +238,41 @@ runpy.run_path("handler.py", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("model", ["tiny.en", "Systran/faster-whisper-tiny.en", "bundled"])
-def test_no_network_is_asked_for_when_the_files_are_here(model: str, weights: Path, tmp_path: Path) -> None:
-    cached = cache_model(tmp_path / "home/hub", "tiny.en")
-    shutil.rmtree(cached)
-    weights.rename(cached)
-    job = f'{{"input": {{"audio": "{ROOT / "src/whisper_worker/warm_up.ogg"}"}}}}'
-    done = subprocess.run(
-        [sys.executable, "-c", OFFLINE, "handler.py", "--test_input", job],
-        env=worker_env(MODEL=model, HF_HOME=str(tmp_path / "home")),
+def run_offline(home: Path, *, model: str, asked: str | None = None) -> "subprocess.CompletedProcess[str]":
+    job = {"input": {"audio": str(CLIP), **({"model": asked} if asked else {})}}
+    return subprocess.run(
+        [sys.executable, "-c", OFFLINE, "handler.py", "--test_input", json.dumps(job)],
+        env=worker_env(MODEL=model, MODELS="*", HF_HOME=str(home)),
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [("tiny.en", None), ("Systran/faster-whisper-tiny.en", None), ("bundled", None), ("bundled", "tiny.en")],
+)
+def test_no_network_is_asked_for_when_the_files_are_here(
+    model: str, asked: str | None, weights: Path, tmp_path: Path
+) -> None:
+    cached = cache_model(tmp_path / "home/hub", "tiny.en")
+    shutil.rmtree(cached)
+    weights.rename(cached)
+    done = run_offline(tmp_path / "home", model=model, asked=asked)
     assert done.returncode == 0, done.stderr
     assert CLIP_WORDS in done.stdout.lower()
     assert "NETWORK:" not in done.stdout
-    assert f"source={'package' if model == 'bundled' else 'hugging_face_cache'} found=True" in done.stderr
+    source = "package" if (asked or model) == "bundled" else "hugging_face_cache"
+    assert f"model={asked or model} source={source} found=True" in done.stderr
+
+
+def test_otherwise_it_is_and_the_test_above_would_see_it(tmp_path: Path) -> None:
+    done = run_offline(tmp_path, model="tiny.en")
+    assert done.returncode == 1
+    assert "NETWORK: subprocess.Popen" in done.stdout
 
 
 # --- what a model can do

@@ -4,24 +4,29 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from file_server import Exchange, FileServer
 from local_endpoint import LocalEndpoint
 from worker_process import ROOT, WorkerProcess, run_handler, worker_env
 
 from whisper_worker import fitness, runpod_io
 from whisper_worker.fitness import Unfit, check_cublas, check_temp_space
 from whisper_worker.process import StartUp
+from whisper_worker.registry import Registry
 from whisper_worker.settings import Settings
 
 PREPARED = """
 from concurrent.futures import ThreadPoolExecutor
 from whisper_worker import runpod_io
 from whisper_worker.process import StartUp
+from whisper_worker.registry import Registry
 from whisper_worker.settings import Settings
 class Later(ThreadPoolExecutor):
     def submit(self, work):
@@ -82,7 +87,15 @@ def test_a_worker_says_where_the_seconds_of_its_start_went() -> None:
         (ready,) = worker.events("ready")
     steps = fields(ready)
     own = {"find_model", "read_model", "warm_up"}  # on the loader's thread
-    assert steps.keys() == own | {"python", "import_libraries", "import_sdk", "import_service", "checks", "total"}
+    assert steps.keys() == own | {
+        "python",
+        "import_libraries",
+        "import_sdk",
+        "import_service",
+        "wait_for_model",
+        "checks",
+        "total",
+    }
     assert 0 < sum(steps[step] for step in steps.keys() - own - {"total"}) <= steps["total"] + 0.01
 
 
@@ -111,6 +124,61 @@ def test_compiled_kernels_are_kept_on_the_volume_if_there_is_one(
     os.environ["CUDA_CACHE_PATH"] = "mine"
     runpod_io._keep_compiled_kernels()
     assert os.environ["CUDA_CACHE_PATH"] == "mine"
+
+
+def test_the_first_call_of_the_model_runs_beside_the_start_of_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK is started, in whose checks the worker waits for that call, while it is under way."""
+    serving, is_warm = threading.Event(), []
+    monkeypatch.setattr(Registry, "warm_up", lambda _: is_warm.append(serving.wait(30)))
+
+    def serve(prepared: runpod_io.Prepared, _: StartUp) -> None:
+        serving.set()
+        prepared.warming.result(30)
+        prepared.registry.close()
+
+    monkeypatch.setattr(runpod_io, "_serve", serve)
+    runpod_io._run(Settings(), StartUp())
+    assert is_warm == [True]
+
+
+# --- told to end
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("arguments", "env", "code"),
+    [
+        ([], {"RUNPOD_WEBHOOK_GET_JOB": "http://127.0.0.1:1/$ID"}, 0),
+        (["--rp_serve_api"], {}, 0),
+        (["--test_input", '{"input": {}}'], {}, 128),  # and the signal's number: the job wasn't done
+    ],
+)
+def test_a_process_that_waits_for_its_model_ends_at_once(
+    number: int, arguments: list[str], env: dict[str, str], code: int, tmp_path: Path
+) -> None:
+    with FileServer({"/api/models/Systran/faster-whisper-base": Exchange.stall}) as hub:
+        env = {**env, "MODEL": "base", "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url("")}
+        with WorkerProcess(None, *arguments, **env) as worker:
+            hub.wait_for_request("/api/models/Systran/faster-whisper-base")
+            worker.send(number)
+            assert worker.wait_until_ended() == code + (number if code else 0)
+
+
+def test_the_handlers_for_signals_come_before_all_that_takes_long() -> None:
+    program = """
+import signal, sys
+def told(event, arguments):
+    if event == "import" and arguments[0].startswith(("pydantic", "runpod", "whisper_worker.settings")):
+        print("@", signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)
+        raise SystemExit
+sys.addaudithook(told)
+import runpy
+runpy.run_path("handler.py", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "@ True\n"
 
 
 # --- what is checked

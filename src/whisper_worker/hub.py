@@ -5,9 +5,11 @@ NAME FOLDER` is that process, and how a model gets into an image.
 
 Files lie there as in the Hugging Face cache, but without links: `models--org--name/snapshots/COMMIT/…`. `refs/main`
 names a commit only once all of its files are there, with the digests that the hub tells: half a model is never found.
-Of a download that was broken off the next one takes what there is, `….incomplete`.
+Of a download that was broken off the next one takes what there is, `….incomplete`. Where a file system keeps no locks,
+two processes may write the same file: the digest tells, and it is begun anew.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -17,6 +19,7 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -24,29 +27,33 @@ from typing import Any
 from whisper_worker import log
 from whisper_worker.models import BUNDLED, ModelUnavailable, is_public, repository
 
-FILES = ("config.json", "model.bin", "preprocessor_config.json", "tokenizer.json", "vocabulary.*")
-ANSWERS_S = 10.0  # longest time until the hub answers, or between two parts of a file
+NEEDED = ("config.json", "model.bin", "tokenizer.json", "vocabulary.*")
+OPTIONAL = ("preprocessor_config.json",)
+ANSWERS_S = 10.0  # longest time until the hub tells what there is
+PAUSES_S = (1.0, 3.0, 9.0)  # before another try, when none has brought anything since the last
+PROGRESS_S = 30.0  # between two lines in the log
 ROOT = Path(__file__).parent.parent  # the package needn't be installed
 SHA256_DIGITS = 64
+NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOLCK)  # what some file systems answer to who wants one
+TRANSIENT = (408, 429)  # and all from 500 on
 
 
 def download(name: str, cache: Path, timeout_s: float) -> None:
     """A size's or repository's files, into `cache`. Takes at most `timeout_s`, in which it may wait for another process
     that does the same. Raises ModelUnavailable."""
     started = time.monotonic()
-    log.event("model_download", model=name, repository=repository(name))
+    log.event("model_download", model=name, repository=repository(name), folder=cache)
     command = [sys.executable, "-m", __name__, "--parent", str(os.getpid()), name, str(cache)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    try:
-        done = subprocess.run(  # noqa: S603
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, env=env, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise ModelUnavailable(
-            f"the model {name!r} wasn't downloaded within {timeout_s:g} s; another try goes on where this one ended"
-        ) from None
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"the download ended with code {done.returncode}"])[-1]
+    with subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
+    ) as process:
+        try:
+            said = _said_at_its_end(process, name, cache, timeout_s)
+        finally:
+            process.kill()  # one that has ended doesn't mind
+    if process.returncode:
+        reason = (said.strip().splitlines() or [f"the download ended with code {process.returncode}"])[-1]
         raise ModelUnavailable(f"the model {name!r} can't be downloaded: {reason}")
     log.event("model_downloaded", model=name, seconds=time.monotonic() - started)
 
@@ -56,8 +63,30 @@ def folder_name(name: str) -> str:
     return f"models--{repository(name).replace('/', '--')}"
 
 
+def _said_at_its_end(process: "subprocess.Popen[str]", name: str, cache: Path, timeout_s: float) -> str:
+    until = time.monotonic() + timeout_s
+    while (left_s := until - time.monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=min(left_s, PROGRESS_S))[1]
+        log.event("model_downloading", model=name, bytes=_bytes_in(cache / folder_name(name)))
+    raise ModelUnavailable(
+        f"the model {name!r} wasn't downloaded within {timeout_s:g} s; another try goes on where this one ended"
+    )
+
+
+def _bytes_in(folder: Path) -> int:
+    sizes = 0
+    for file in folder.glob("snapshots/*/*"):
+        with suppress(OSError):  # it has just been renamed
+            sizes += file.stat().st_size
+    return sizes
+
+
+# The process.
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The process. What went wrong is the last line on stderr."""
+    """What went wrong is the last line on stderr."""
     parser = ArgumentParser(prog="python -m whisper_worker.hub", description="Download a model from the hub.")
     parser.add_argument("name", help="a size, such as turbo, or a repository, org/name")
     parser.add_argument("cache", type=Path, metavar="folder", help="for its files, laid out as the Hugging Face cache")
@@ -69,9 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         threading.Thread(target=_end_with, args=[options.parent], daemon=True).start()
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # read when the client is imported
     try:
-        _fetch_model(repository(options.name), options.cache / folder_name(options.name))
+        _fetch_in_tries(repository(options.name), options.cache / folder_name(options.name))
     except Exception as error:  # the hub's client raises dozens of types, its HTTP library more, disks OSError
-        sys.exit(f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no more is known'])[0]}")
+        sys.exit(_reason(error))
 
 
 def _end_with(parent: int) -> None:
@@ -80,18 +109,59 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
+def _fetch_in_tries(repository_id: str, folder: Path) -> None:
+    """For as long as they bring something, and a few times more. The time limit is the parent's."""
+    pauses, had = iter(PAUSES_S), -1
+    while True:
+        try:
+            return _fetch_model(repository_id, folder)
+        except Exception as error:
+            if (has := _bytes_in(folder)) > had:
+                pauses, had = iter(PAUSES_S), has
+            pause = None if _is_final(error) else next(pauses, None)
+            if pause is None:
+                raise
+            print(f"another try in {pause:g} s: {_reason(error)}", file=sys.stderr, flush=True)  # noqa: T201
+        time.sleep(pause)
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether another try would meet the same."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return 400 <= status < 500 and status not in TRANSIENT
+    if isinstance(error, OSError):  # a disk's: those of connections, and of the hub's client, have none of these
+        return error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+    return isinstance(error, (ModelUnavailable, OfflineModeIsEnabled))
+
+
+def _reason(error: Exception) -> str:
+    """In one line."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):  # one of those not found, to the client
+        return "its repository is gated: ask for access to it on the hub, and set HF_TOKEN"
+    if isinstance(error, RepositoryNotFoundError):
+        return "there is no such repository on the hub, or it is private, and HF_TOKEN opens it to nobody or not to you"
+    text = (str(error).strip().splitlines() or ["no more is known"])[0]
+    return text if isinstance(error, ModelUnavailable) else f"{type(error).__name__}: {text}"
+
+
 def _fetch_model(repository_id: str, folder: Path) -> None:
     import huggingface_hub  # takes a while, and workers that find their model on this machine don't need it
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # public, but not marked so
 
     folder.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(folder / "download.lock"):
+    with _one_at_a_time(folder):
         info = huggingface_hub.HfApi().model_info(repository_id, files_metadata=True, timeout=ANSWERS_S)
+        files = [file for file in info.siblings or () if _is_any_of(file.rfilename, (*NEEDED, *OPTIONAL))]
+        missing = [kind for kind in NEEDED if not any(_is_any_of(file.rfilename, (kind,)) for file in files)]
+        if missing:
+            lacks = f"{repository_id} lacks {' and '.join(missing)}"
+            raise ModelUnavailable(f"{lacks}: it isn't a model in CTranslate2's format, or not a whole one")
         snapshot = folder / "snapshots" / str(info.sha)
         snapshot.mkdir(parents=True, exist_ok=True)
-        files = [file for file in info.siblings or () if _is_needed(file.rfilename)]
-        if not any(file.rfilename == "model.bin" for file in files):
-            raise ModelUnavailable(f"{repository_id} has no model.bin: it isn't a model in CTranslate2's format")
         _check_space(files, snapshot)
         for file in files:
             _fetch_file(file, repository_id, str(info.sha), snapshot / file.rfilename)
@@ -99,31 +169,43 @@ def _fetch_model(repository_id: str, folder: Path) -> None:
         ref = folder / "refs/main.incomplete"
         ref.write_text(str(info.sha))
         ref.replace(folder / "refs/main")
+        for part in folder.glob("snapshots/*/*.incomplete"):  # of commits that have gone by
+            part.unlink()
 
 
-def _is_needed(name: str) -> bool:
-    return "/" not in name and any(fnmatch(name, kind) for kind in FILES)
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # public, but not marked so
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(WeakFileLock(folder / "download.lock"))
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield
 
 
-def _is_there(file: Any, path: Path) -> bool:
-    return path.is_file() and path.stat().st_size == file.size
+def _is_any_of(name: str, kinds: Sequence[str]) -> bool:
+    return "/" not in name and any(fnmatch(name, kind) for kind in kinds)
 
 
 def _check_space(files: Sequence[Any], snapshot: Path) -> None:
-    missing = sum(file.size for file in files if not _is_there(file, snapshot / file.rfilename))
+    missing = sum(file.size for file in files if not (snapshot / file.rfilename).exists())
     begun = sum(part.stat().st_size for part in snapshot.glob("*.incomplete"))
     free = shutil.disk_usage(snapshot).free
     if missing - begun > free:
-        raise OSError(f"{snapshot} has {free / 1e9:.2f} GB free, and the model's files need {missing / 1e9:.2f} GB")
+        text = f"{free / 1e9:.2f} GB free, and the model's files need {missing / 1e9:.2f} GB"
+        raise OSError(errno.ENOSPC, text, str(snapshot))
 
 
 def _fetch_file(file: Any, repository_id: str, commit: str, path: Path) -> None:
-    """`file`: the hub's RepoSibling. What has its size at `path` is taken for it: we put there only what is whole."""
+    """`file`: the hub's RepoSibling. What is at `path` may be someone else's, and broken."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # as above
 
-    if _is_there(file, path):
+    if path.exists() and _is_right(path, file):
         return
     part = path.with_name(f"{path.name}.incomplete")
     with part.open("ab") as target:
@@ -136,22 +218,25 @@ def _fetch_file(file: Any, repository_id: str, commit: str, path: Path) -> None:
             expected_size=file.size,
             headers=build_hf_headers(),
         )
-    expected = file.lfs.sha256 if file.lfs else file.blob_id
-    if _digest(part, expected) != expected:
+    if not _is_right(part, file):
         part.unlink()  # another try has to begin anew
         raise OSError(f"{file.rfilename} came with other bytes than the hub says it has")
     part.replace(path)
 
 
-def _digest(path: Path, like: str) -> str:
-    """SHA-256 for large files, Git's name of a blob for others."""
-    if len(like) == SHA256_DIGITS:
+def _is_right(path: Path, file: Any) -> bool:
+    """By SHA-256 for large files, by Git's name of a blob for others."""
+    size = path.stat().st_size
+    if size != file.size:
+        return False
+    expected: str = file.lfs.sha256 if file.lfs else file.blob_id
+    if len(expected) == SHA256_DIGITS:
         digest = hashlib.sha256()
     else:
-        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     for part in _parts(path):
         digest.update(part)
-    return digest.hexdigest()
+    return digest.hexdigest() == expected
 
 
 def _parts(path: Path, size: int = 1 << 20) -> Iterator[bytes]:

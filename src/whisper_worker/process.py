@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 FLUSH_S = 1.0
+SIGNALLED = 128  # and the signal's number: the code of what a signal has ended, to a shell
 LAST_RESORT_S = 20.0  # how long an orderly end may take
 
 
@@ -48,6 +50,24 @@ def _age_s() -> float:
     except (OSError, ValueError, IndexError):
         return 0.0
     return max(uptime_s - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+
+
+def end_when_told() -> None:
+    """To be called before all else, for as long as there are no jobs to lose: what takes jobs, or serves them, has its
+    own handlers then. In a container this process has the number 1, and the kernel keeps signals from that one for
+    which it has no handler."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: end_process(0 if _goes_on_for_ever() else SIGNALLED + number))
+
+
+def _goes_on_for_ever() -> bool:
+    """Rather than with one job on this machine, which is then not done."""
+    return is_given_jobs() or "--rp_serve_api" in sys.argv
+
+
+def is_given_jobs() -> bool:
+    """By RunPod, unless the command line has other plans."""
+    return bool(os.environ.get("RUNPOD_WEBHOOK_GET_JOB"))
 
 
 def end_process(code: int) -> NoReturn:

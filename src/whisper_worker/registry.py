@@ -149,6 +149,7 @@ class Registry:
         for place in self._places.values():
             if place.loaded:
                 place.loaded.canary.warm_up()
+        _trim_heap()  # as below
 
     @asynccontextmanager
     async def leased(self, name: str | None) -> AsyncIterator[Loaded]:

@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from whisper_worker import log
-from whisper_worker.process import LAST_RESORT_S, StartUp, end_process, end_process_in
+from whisper_worker.process import LAST_RESORT_S, StartUp, end_process, end_process_in, is_given_jobs
 from whisper_worker.settings import VOLUME, Settings, SettingsError, Threads, available_cores, on_runpod
 
 if TYPE_CHECKING:
@@ -84,22 +84,23 @@ class Prepared:
 
 def _run(settings: Settings, start_up: StartUp) -> None:
     log.configure(settings.log_level)
-    _end_when_told()
     _quieten_sdk()
     _one_thread_a_product()
     _keep_compiled_kernels()
-    with ThreadPoolExecutor(1, "load") as loader:
-        prepared = _prepare(settings, loader, start_up)
-        with start_up.timing("import_sdk"), _processor_named_at_once():
-            import runpod  # noqa: F401
-        with start_up.timing("import_service"):
-            import whisper_worker.job_loop  # noqa: F401
-        try:
+    loader = ThreadPoolExecutor(1, "load")
+    prepared = _prepare(settings, loader, start_up)
+    loader.shutdown(wait=False)  # when it has done what it was given
+    with start_up.timing("import_sdk"), _processor_named_at_once():
+        import runpod  # noqa: F401
+    with start_up.timing("import_service"):
+        import whisper_worker.job_loop  # noqa: F401
+    try:
+        with start_up.timing("wait_for_model"):
             prepared.loading.result()
-        except CannotStart:
-            raise
-        except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
-            raise CannotStart(f"the model {settings.model or 'bundled'} can't be loaded: {error}") from error
+    except CannotStart:
+        raise
+    except Exception as error:  # whatever CTranslate2 and the tokenizer say of broken files or a missing GPU
+        raise CannotStart(f"the model {settings.model or 'bundled'} can't be loaded: {error}") from error
     _serve(prepared, start_up)
 
 
@@ -228,14 +229,6 @@ def _handler(service: "Service", settings: Settings, *, on_this_machine: bool) -
     return service.stream if settings.streaming else service.run
 
 
-def _end_when_told() -> None:
-    """Until the SDK's loop has its own handler there is no job to lose. In a container this process has the number 1,
-    and the kernel keeps signals from that one for which it has no handler."""
-    if _is_given_jobs():
-        signal.signal(signal.SIGTERM, lambda *_: end_process(0))
-        signal.signal(signal.SIGINT, lambda *_: end_process(0))
-
-
 def _leave_to_the_loop(signals: list[int]) -> None:
     """From now on signals to end are only noted. The SDK is about to fork its heartbeat: while that is being made it
     can't be ended, and would outlive us. It goes on as long as the worker, which signals to all its group end too."""
@@ -253,16 +246,12 @@ def _arguments() -> Any:
 def _takes_jobs() -> bool:
     """Whether jobs come from RunPod. Once the SDK is imported."""
     arguments = _arguments()
-    return _is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
+    return is_given_jobs() and not (arguments.rp_serve_api or arguments.test_input)
 
 
 def _last_resort_s() -> float:
     """The job loop ends in order, if it can; on this machine there is nothing to wait for but the answers."""
     return LAST_RESORT_S if _takes_jobs() else LAST_ANSWERS_S
-
-
-def _is_given_jobs() -> bool:
-    return bool(os.environ.get("RUNPOD_WEBHOOK_GET_JOB"))
 
 
 def _one_thread_a_product() -> None:
@@ -277,8 +266,9 @@ def _keep_compiled_kernels() -> None:
     if "CUDA_CACHE_PATH" in os.environ or not VOLUME.is_dir():
         return
     folder = VOLUME / ".cache/cuda"
-    with suppress(OSError):  # it can't be written to: CUDA keeps them in the home folder, or not at all
+    with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):  # else CUDA keeps them in the home folder, or not at all
         os.environ["CUDA_CACHE_PATH"] = str(folder)
 
 
