@@ -66,9 +66,9 @@ class Weights:
             return None
         if file.tell() > os.fstat(file.fileno()).st_size:
             return None
-        _, mels, _ = shapes.get("encoder/conv1/weight", (0, 0, 0))
-        words, _ = shapes.get("decoder/embeddings/weight", (0, 0))
-        return cls(mels, words)
+        convolution = [*shapes.get("encoder/conv1/weight", []), 0, 0]
+        embeddings = [*shapes.get("decoder/embeddings/weight", []), 0]
+        return cls(mels=convolution[1], words=embeddings[0])
 
 
 def _missing(folder: Path) -> list[str]:
