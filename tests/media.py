@@ -13,11 +13,10 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from whisper_worker.health import WORDS
+from whisper_worker import health
 
-ROOT = Path(__file__).parent.parent
-CLIP = ROOT / "src/whisper_worker/warm_up.ogg"
-CLIP_WORDS = WORDS
+CLIP = health.CLIP
+CLIP_WORDS = health.WORDS
 RATE = 16_000
 
 Floats = NDArray[np.float32]

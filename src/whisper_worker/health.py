@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.resources import files
+from pathlib import Path
 
 from whisper_worker import log
 from whisper_worker.audio import Audio, decode
@@ -22,7 +22,7 @@ from whisper_worker.settings import Settings
 from whisper_worker.stop import Alarm, Stop, in_thread
 from whisper_worker.transcriber import Transcriber
 
-CLIP = "warm_up.ogg"
+CLIP = Path(__file__).with_name("warm_up.ogg")
 WORDS = "please open the window and close the door before you go home"
 ALIKE = 0.6  # how alike what is heard in the clip must be to what is said there, or was heard at first, from 0 to 1
 TRUSTED_S = 60.0  # a model that was right isn't tried again for so long
@@ -198,5 +198,5 @@ def _alike(words: Sequence[str], others: Sequence[str]) -> float:
 
 
 def _clip() -> Audio:
-    with files("whisper_worker").joinpath(CLIP).open("rb") as clip:
+    with CLIP.open("rb") as clip:
         return decode(clip, Stop(), max_seconds=60)

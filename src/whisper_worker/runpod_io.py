@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from whisper_worker.service import Service
 
 LAST_ANSWERS_S = 2.0
-LOADERS_IMPORTS = ("importlib.readers", "multiprocessing.synchronize", "onnxruntime")  # else it would import them
+LOADERS_IMPORTS = ("multiprocessing.synchronize", "onnxruntime")  # else it would import them
 
 Json = dict[str, Any]
 
