@@ -47,7 +47,7 @@ FROM packages AS model
 ENV PATH=/opt/venv/bin:${PATH}
 # No more of the worker than it takes: a change of the rest doesn't download the model again.
 COPY src/whisper_worker/__init__.py src/whisper_worker/errors.py src/whisper_worker/hub.py src/whisper_worker/log.py \
-    src/whisper_worker/models.py src/whisper_worker/settings.py /download/whisper_worker/
+    src/whisper_worker/models.py src/whisper_worker/settings.py src/whisper_worker/whole.py /download/whisper_worker/
 WORKDIR /download
 ARG MODEL=
 # A mirror of the hub

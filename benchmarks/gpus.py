@@ -134,16 +134,16 @@ def window_bytes(shape: Shape, numbers: Numbers, beams: int = BEAM_SIZE, positio
     return features + output + max(encoder_bytes(shape, numbers), decoder_bytes(shape, numbers, beams, positions))
 
 
-def gpu_bytes(shape: Shape, numbers: Numbers, inter: int, calls: int) -> float:
-    """Of a GPU, with `inter` calls at the same moment, whose windows all together take `calls` bytes."""
-    return FIXED_BYTES + inter * WORKSPACE_BYTES + weights_bytes(shape, numbers) + calls
+def gpu_bytes(shape: Shape, numbers: Numbers, inter: int, windows_bytes: int) -> float:
+    """Of a GPU, with `inter` calls at the same moment, whose windows all together take `windows_bytes`."""
+    return FIXED_BYTES + inter * WORKSPACE_BYTES + weights_bytes(shape, numbers) + windows_bytes
 
 
 def cpu_bytes(shape: Shape, threads: Threads) -> float:
     """What the worker takes of a machine without a GPU, beside its jobs' audio."""
     numbers = COMPUTE_TYPES["int8"]
-    calls = threads.inter * threads.batch * window_bytes(shape, numbers)
-    return PROCESS_BYTES + weights_bytes(shape, numbers) + calls
+    windows_bytes = threads.inter * threads.batch * window_bytes(shape, numbers)
+    return PROCESS_BYTES + weights_bytes(shape, numbers) + windows_bytes
 
 
 def largest_batch(shape: Shape, numbers: Numbers, inter: int, window: int, memory_bytes: float) -> int:

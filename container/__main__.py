@@ -30,14 +30,17 @@ def arguments() -> Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="which image (default: cpu)")
     parser.add_argument("--model", help="a model to bake in")
     parser.add_argument("--hf-endpoint", metavar="URL", help="a mirror of the hub to take that model from")
-    parser.add_argument("--local-hub", action="store_true", help="take it from a hub of ours, which has tiny.en alone")
+    parser.add_argument("--local-hub", action="store_true", help="bake tiny.en in, from a hub of our own")
     parser.add_argument("--base-image", metavar="NAME", help="build on this one, which can be pulled")
     parser.add_argument(
         "--build-arg", type=_pair, metavar="K=V", action="append", default=[], help="any other build argument"
     )
     parser.add_argument("--sizes", action="store_true", help="tell the image's size too, unpacked and gzipped")
     parser.add_argument("--time-limit", metavar="S", type=float, default=1500, help="for everything (default: 1500 s)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.local_hub:
+        options.model = "tiny.en"
+    return options
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -123,9 +126,12 @@ def sizes(engine: Engine) -> str:
             while part := gzip.stdout.read(READ_BYTES):
                 gzipped += len(part)
                 engine.clock.left_s()
+            codes = [process.wait(engine.clock.left_s(60)) for process in (tar, gzip)]
         finally:
             tar.kill()
             gzip.kill()
+    if any(codes):
+        raise Failed(f"saving the image and gzip ended with codes {codes}")
     return f"the image has {unpacked / 1e6:.0f} MB, gzipped {gzipped / 1e6:.0f} MB"
 
 

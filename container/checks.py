@@ -2,13 +2,13 @@
 Failed or AssertionError."""
 
 import base64
-import re
 import signal
 from contextlib import ExitStack
 from threading import Barrier
 from typing import Any
 
 import requests
+from caller import words
 from file_server import Answer, FileServer, answer
 from local_endpoint import ENDPOINT_ID, Job, LocalEndpoint
 from media import CLIP, CLIP_WORDS
@@ -50,10 +50,6 @@ import ctypes, ctranslate2
 ctypes.CDLL("libcublas.so.12")
 print(ctranslate2.get_cuda_device_count())
 """
-
-
-def words(text: str) -> str:
-    return " ".join(re.findall(r"[a-z']+", text.lower()))
 
 
 def test_input(engine: Engine, model: str | None) -> str:

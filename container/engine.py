@@ -75,11 +75,11 @@ class Engine:
 
     def remove(self) -> None:
         """The containers and the image."""
-        containers = self.call("ps", "--all", "--quiet", "--filter", f"name={self.name}-").split()
-        for arguments in ([*("rm", "--force"), *containers] if containers else [], ["rmi", "--force", self.name]):
-            if arguments:
-                with suppress(Failed):
-                    self.call(*arguments)
+        with suppress(Failed):
+            if containers := self.call("ps", "--all", "--quiet", "--filter", f"name={self.name}-").split():
+                self.call("rm", "--force", *containers)
+        with suppress(Failed):
+            self.call("rmi", "--force", self.name)
 
 
 @contextmanager
@@ -134,15 +134,7 @@ def _podman(folder: Path, name: str, base_image: str | None, clock: Clock) -> En
         key: value for key, value in os.environ.items() if not key.startswith(("BUILDAH_", "CONTAINER_", "STORAGE_"))
     }
     env |= {"CONTAINERS_CONF": str(folder / "containers.conf"), "TMPDIR": str(folder / "tmp")}
-    command = (
-        "podman",
-        "--root",
-        str(folder / "root"),
-        "--runroot",
-        str(folder / "run"),
-        "--storage-driver",
-        "overlay",
-    )
+    command = _command(folder)
     group = ("--cgroup-parent", f"/{name}")
     # Its steps reach the package registries as this machine does: what they need for that is mounted, and stays out of
     # the image.
@@ -173,6 +165,11 @@ def _podman(folder: Path, name: str, base_image: str | None, clock: Clock) -> En
         base=stand_in,
         note=f"on a stand-in for the base image: Debian {made.suite} with its own Python",
     )
+
+
+def _command(folder: Path) -> tuple[str, ...]:
+    places = ("--root", str(folder / "root"), "--runroot", str(folder / "run"))
+    return ("podman", *places, "--storage-driver", "overlay")
 
 
 def _settings(folder: Path) -> str:
@@ -218,7 +215,7 @@ def _ca_bundle() -> str | None:
 
 def _clear(folder: Path, name: str) -> None:
     """End what runs, unmount what is mounted, remove what is left: of this engine alone, and even after a failure."""
-    command = ["podman", "--root", str(folder / "root"), "--runroot", str(folder / "run")]
+    command = _command(folder)
     env = {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
     with suppress(Failed):
         if (folder / "root").exists():

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from file_server import Answer, Exchange, answer, head, in_turn
+from huggingface_hub.errors import OfflineModeIsEnabled
 from local_hub import COMMIT, LocalHub
+from model_folders import FILES
 
 from whisper_worker import hub, model_files
 from whisper_worker.model_files import Store
@@ -191,12 +192,21 @@ def test_a_repository_that_lacks_something_is_refused_before_it_is_downloaded(
 
 
 def test_nothing_outside_the_models_folder_is_written(local_hub: LocalHub, tmp_path: Path) -> None:
-    files = dict.fromkeys(local_hub.paths, b"x")
-    local_hub.routes[local_hub.question] = local_hub.about({**files, "vocabulary./../../../../../evil.txt": b"x"})
-    for path in local_hub.paths.values():
-        local_hub.routes[path] = answer(200, b"x")
+    local_hub.routes[local_hub.question] = local_hub.about({**FILES, "vocabulary./../../../../../evil.txt": b"x"})
+    for name, content in FILES.items():
+        local_hub.routes[local_hub.paths[name]] = answer(200, content)
     hub.download("tiny.en", tmp_path, SOON_S)
-    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {*files, "main", "download.lock"}
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {*FILES, "main", "download.lock"}
+
+
+def test_what_is_broken_on_the_hub_is_told_and_not_taken_for_a_model(local_hub: LocalHub, tmp_path: Path) -> None:
+    files = {**FILES, "tokenizer.json": b'{"half": '}
+    local_hub.routes[local_hub.question] = local_hub.about(files)
+    for name, content in files.items():
+        local_hub.routes[local_hub.paths[name]] = answer(200, content)
+    with pytest.raises(ModelUnavailable, match=r"has only a part of tokenizer\.json"):
+        hub.download("tiny.en", tmp_path, SOON_S)
+    assert not list(tmp_path.glob("*/refs/main"))
 
 
 def test_a_model_that_does_not_exist_is_one_line(local_hub: LocalHub, tmp_path: Path) -> None:
@@ -206,26 +216,42 @@ def test_a_model_that_does_not_exist_is_one_line(local_hub: LocalHub, tmp_path: 
 
 def test_a_download_that_takes_too_long_is_ended(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.routes[local_hub.question] = Exchange.stall
-    with pytest.raises(
-        ModelUnavailable, match=r"wasn't downloaded within 2 s; another try goes on where this one ended"
-    ):
+    with pytest.raises(ModelUnavailable, match=r"wasn't downloaded within 2 s; another try goes on"):
         hub.download("tiny.en", tmp_path, 2)
 
 
-def test_where_locks_are_not_kept_it_is_downloaded_without(
-    local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @contextmanager
-    def no_lock(*_: object) -> Iterator[None]:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-        yield
+NO_LOCKS = """
+import errno, huggingface_hub.utils, sys
+def no_lock(*_):
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+huggingface_hub.utils.WeakFileLock = no_lock
+from whisper_worker import hub
+hub.main(sys.argv[1:])
+"""
 
-    monkeypatch.setattr("huggingface_hub.utils.WeakFileLock", no_lock)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", local_hub.url(""))
-    url = local_hub.url("/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", url)
-    hub.main(["tiny.en", str(tmp_path)])
+
+def test_where_locks_are_not_kept_two_processes_spoil_nothing_in_the_end(local_hub: LocalHub, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NO_LOCKS, "tiny.en", str(tmp_path)]
+    with subprocess.Popen(command, env=package_env()) as one, subprocess.Popen(command, env=package_env()) as other:
+        assert [one.wait(SOON_S), other.wait(SOON_S)] == [0, 0]
     check_whole(tmp_path / SNAPSHOT)
+
+
+ERRORS: dict[str, tuple[Exception, bool]] = {
+    "told not to ask": (OfflineModeIsEnabled("HF_HUB_OFFLINE"), True),
+    "no model": (ModelUnavailable("it lacks model.bin"), True),
+    "a full disk": (OSError(errno.ENOSPC, "No space left on device"), True),
+    "no right to write": (PermissionError(errno.EACCES, "Permission denied", "/models/x"), True),
+    "put in its place by another": (FileNotFoundError(errno.ENOENT, "No such file", "x.incomplete"), False),
+    "other bytes": (OSError("model.bin came with other bytes than the hub says it has"), False),
+    "a reset connection": (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), False),
+    "whatever a client raises": (RuntimeError("x"), False),
+}
+
+
+@pytest.mark.parametrize(("error", "is_final"), ERRORS.values(), ids=ERRORS.keys())
+def test_what_another_try_would_meet_again_is_not_tried(error: Exception, is_final: bool) -> None:
+    assert hub._is_final(error) is is_final
 
 
 def test_how_far_a_download_is_stands_in_the_log(

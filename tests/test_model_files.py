@@ -196,6 +196,15 @@ def test_a_pointer_of_git_lfs_is_no_file_of_weights(weights: Path) -> None:
         check_whole(weights)
 
 
+@pytest.mark.parametrize("part", [0.01, 0.5, 0.99])
+def test_weights_of_the_right_size_with_zeros_for_what_has_not_come_are_a_part(part: float, weights: Path) -> None:
+    data = (weights / "model.bin").read_bytes()
+    come = data[: int(len(data) * part)]
+    (weights / "model.bin").write_bytes(come + bytes(len(data) - len(come)))
+    with pytest.raises(ModelUnavailable, match=r"has only a part of model\.bin"):
+        check_whole(weights)
+
+
 def test_weights_in_a_format_of_another_age_are_left_to_the_library(weights: Path) -> None:
     data = bytearray((weights / "model.bin").read_bytes()[:1000])
     data[0] = 99

@@ -164,6 +164,24 @@ def test_a_process_that_waits_for_its_model_ends_at_once(
             assert worker.wait_until_ended() == code + (number if code else 0)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_local_api_told_to_end_has_done_so(number: int) -> None:
+    with WorkerProcess(None, "--rp_serve_api", "--rp_api_port", "0") as worker:
+        worker.wait_for_message("Uvicorn running on")
+        worker.send(number)
+        assert worker.wait_until_ended() == 0
+
+
+def test_a_failure_that_nobody_thought_of_does_not_wait_for_a_download(tmp_path: Path) -> None:
+    (tmp_path / "runpod.py").write_text("raise ImportError('half an installation')")
+    question = "/api/models/Systran/faster-whisper-base"
+    with FileServer({question: Exchange.stall}) as hub:
+        env = {"MODEL": "base", "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url(""), "PYTHONPATH": str(tmp_path)}
+        with WorkerProcess(None, **env) as worker:
+            assert worker.wait_until_ended(30) == 1
+        assert "ImportError: half an installation" in worker.messages
+
+
 def test_the_handlers_for_signals_come_before_all_that_takes_long() -> None:
     program = """
 import signal, sys

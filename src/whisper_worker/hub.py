@@ -5,14 +5,16 @@ NAME FOLDER` is that process, and how a model gets into an image.
 
 Files lie there as in the Hugging Face cache, but without links: `models--org--name/snapshots/COMMIT/…`. `refs/main`
 names a commit only once all of its files are there, with the digests that the hub tells: half a model is never found.
-Of a download that was broken off the next one takes what there is, `….incomplete`. Where a file system keeps no locks,
-two processes may write the same file: the digest tells, and it is begun anew.
+Of a download that was broken off the next one takes what there is, `….incomplete`. Where a file system has no locks,
+each process writes files of its own; where it only pretends to have them, the digest tells, and a file is begun anew.
 """
 
 import errno
 import hashlib
 import os
+import random
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -26,14 +28,12 @@ from typing import Any
 
 from whisper_worker import log
 from whisper_worker.models import BUNDLED, ModelUnavailable, is_public, repository
+from whisper_worker.whole import NEEDED, OPTIONAL, check_whole
 
-NEEDED = ("config.json", "model.bin", "tokenizer.json", "vocabulary.*")
-OPTIONAL = ("preprocessor_config.json",)
 ANSWERS_S = 10.0  # longest time until the hub tells what there is
 PAUSES_S = (1.0, 3.0, 9.0)  # before another try, when none has brought anything since the last
 PROGRESS_S = 30.0  # between two lines in the log
 ROOT = Path(__file__).parent.parent  # the package needn't be installed
-SHA256_DIGITS = 64
 NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOLCK)  # what some file systems answer to who wants one
 TRANSIENT = (408, 429)  # and all from 500 on
 
@@ -49,11 +49,17 @@ def download(name: str, cache: Path, timeout_s: float) -> None:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
     ) as process:
         try:
-            said = _said_at_its_end(process, name, cache, timeout_s)
+            said = _said_by_its_end(process, name, cache, timeout_s)
         finally:
             process.kill()  # one that has ended doesn't mind
+        has_ended = said is not None
+        lines = (process.communicate()[1] if said is None else said).strip().splitlines()
+    if not has_ended:
+        told = f" ({lines[-1]})" if lines else ""
+        text = f"the model {name!r} wasn't downloaded within {timeout_s:g} s{told}"
+        raise ModelUnavailable(f"{text}; another try goes on where this one ended")
     if process.returncode:
-        reason = (said.strip().splitlines() or [f"the download ended with code {process.returncode}"])[-1]
+        reason = lines[-1] if lines else f"the download ended with code {process.returncode}"
         raise ModelUnavailable(f"the model {name!r} can't be downloaded: {reason}")
     log.event("model_downloaded", model=name, seconds=time.monotonic() - started)
 
@@ -63,15 +69,14 @@ def folder_name(name: str) -> str:
     return f"models--{repository(name).replace('/', '--')}"
 
 
-def _said_at_its_end(process: "subprocess.Popen[str]", name: str, cache: Path, timeout_s: float) -> str:
+def _said_by_its_end(process: "subprocess.Popen[str]", name: str, cache: Path, timeout_s: float) -> str | None:
+    """None: it goes on after so long. How far it is stands in the log now and then."""
     until = time.monotonic() + timeout_s
     while (left_s := until - time.monotonic()) > 0:
         with suppress(subprocess.TimeoutExpired):
             return process.communicate(timeout=min(left_s, PROGRESS_S))[1]
         log.event("model_downloading", model=name, bytes=_bytes_in(cache / folder_name(name)))
-    raise ModelUnavailable(
-        f"the model {name!r} wasn't downloaded within {timeout_s:g} s; another try goes on where this one ended"
-    )
+    return None
 
 
 def _bytes_in(folder: Path) -> int:
@@ -122,19 +127,22 @@ def _fetch_in_tries(repository_id: str, folder: Path) -> None:
             if pause is None:
                 raise
             print(f"another try in {pause:g} s: {_reason(error)}", file=sys.stderr, flush=True)  # noqa: T201
-        time.sleep(pause)
+        time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  (not at the same time as another's)
 
 
 def _is_final(error: Exception) -> bool:
     """Whether another try would meet the same."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
+    if isinstance(error, (ModelUnavailable, OfflineModeIsEnabled)):
+        return True
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(status, int):
         return 400 <= status < 500 and status not in TRANSIENT
-    if isinstance(error, OSError):  # a disk's: those of connections, and of the hub's client, have none of these
-        return error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-    return isinstance(error, (ModelUnavailable, OfflineModeIsEnabled))
+    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+        return False  # the last: another process, which no lock kept away, has put the file in its place
+    # A disk's. Those of connections, and of the hub's client, have none of these.
+    return error.filename is not None or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def _reason(error: Exception) -> str:
@@ -153,28 +161,39 @@ def _fetch_model(repository_id: str, folder: Path) -> None:
     import huggingface_hub  # takes a while, and workers that find their model on this machine don't need it
 
     folder.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(folder):
+    with _one_at_a_time(folder) as owner:
         info = huggingface_hub.HfApi().model_info(repository_id, files_metadata=True, timeout=ANSWERS_S)
         files = [file for file in info.siblings or () if _is_any_of(file.rfilename, (*NEEDED, *OPTIONAL))]
         missing = [kind for kind in NEEDED if not any(_is_any_of(file.rfilename, (kind,)) for file in files)]
         if missing:
             lacks = f"{repository_id} lacks {' and '.join(missing)}"
             raise ModelUnavailable(f"{lacks}: it isn't a model in CTranslate2's format, or not a whole one")
-        snapshot = folder / "snapshots" / str(info.sha)
+        snapshot, ref = folder / "snapshots" / str(info.sha), folder / "refs/main"
+        if _is_there(snapshot, ref):  # another process has just downloaded it
+            return
         snapshot.mkdir(parents=True, exist_ok=True)
         _check_space(files, snapshot)
         for file in files:
-            _fetch_file(file, repository_id, str(info.sha), snapshot / file.rfilename)
-        (folder / "refs").mkdir(exist_ok=True)
-        ref = folder / "refs/main.incomplete"
-        ref.write_text(str(info.sha))
-        ref.replace(folder / "refs/main")
+            _fetch_file(file, repository_id, str(info.sha), snapshot / file.rfilename, owner)
+        check_whole(snapshot)  # what the hub has needn't be
+        ref.parent.mkdir(exist_ok=True)
+        part = ref.with_name("main.incomplete")
+        part.write_text(str(info.sha))
+        part.replace(ref)
         for part in folder.glob("snapshots/*/*.incomplete"):  # of commits that have gone by
-            part.unlink()
+            part.unlink(missing_ok=True)
+
+
+def _is_there(snapshot: Path, ref: Path) -> bool:
+    with suppress(OSError, ModelUnavailable):
+        check_whole(snapshot)
+        return ref.read_text() == snapshot.name
+    return False
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _one_at_a_time(folder: Path) -> Iterator[str]:
+    """Whose the files are that are being written: "" stands for everybody's, who take turns."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # public, but not marked so
 
     with ExitStack() as stack:
@@ -183,7 +202,9 @@ def _one_at_a_time(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-        yield
+            yield f".{socket.gethostname()}-{os.getpid()}"
+        else:
+            yield ""
 
 
 def _is_any_of(name: str, kinds: Sequence[str]) -> bool:
@@ -199,7 +220,7 @@ def _check_space(files: Sequence[Any], snapshot: Path) -> None:
         raise OSError(errno.ENOSPC, text, str(snapshot))
 
 
-def _fetch_file(file: Any, repository_id: str, commit: str, path: Path) -> None:
+def _fetch_file(file: Any, repository_id: str, commit: str, path: Path, owner: str) -> None:
     """`file`: the hub's RepoSibling. What is at `path` may be someone else's, and broken."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
@@ -207,7 +228,7 @@ def _fetch_file(file: Any, repository_id: str, commit: str, path: Path) -> None:
 
     if path.exists() and _is_right(path, file):
         return
-    part = path.with_name(f"{path.name}.incomplete")
+    part = path.with_name(f"{path.name}{owner}.incomplete")
     with part.open("ab") as target:
         if target.tell() > file.size:
             target.seek(target.truncate(0))
@@ -219,7 +240,7 @@ def _fetch_file(file: Any, repository_id: str, commit: str, path: Path) -> None:
             headers=build_hf_headers(),
         )
     if not _is_right(part, file):
-        part.unlink()  # another try has to begin anew
+        part.unlink(missing_ok=True)  # another try has to begin anew
         raise OSError(f"{file.rfilename} came with other bytes than the hub says it has")
     part.replace(path)
 
@@ -229,14 +250,13 @@ def _is_right(path: Path, file: Any) -> bool:
     size = path.stat().st_size
     if size != file.size:
         return False
-    expected: str = file.lfs.sha256 if file.lfs else file.blob_id
-    if len(expected) == SHA256_DIGITS:
-        digest = hashlib.sha256()
+    if file.lfs:
+        digest, expected = hashlib.sha256(), file.lfs.sha256
     else:
-        digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+        digest, expected = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), file.blob_id
     for part in _parts(path):
         digest.update(part)
-    return digest.hexdigest() == expected
+    return bool(digest.hexdigest() == expected)
 
 
 def _parts(path: Path, size: int = 1 << 20) -> Iterator[bytes]:

@@ -56,17 +56,14 @@ def end_when_told() -> None:
     """To be called before all else, for as long as there are no jobs to lose: what takes jobs, or serves them, has its
     own handlers then. In a container this process has the number 1, and the kernel keeps signals from that one for
     which it has no handler."""
+    # Else there is one job, on this machine, which isn't done then. The SDK takes what it knows off the command line.
+    goes_on_for_ever = is_given_jobs() or "--rp_serve_api" in sys.argv
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: end_process(0 if _goes_on_for_ever() else SIGNALLED + number))
-
-
-def _goes_on_for_ever() -> bool:
-    """Rather than with one job on this machine, which is then not done."""
-    return is_given_jobs() or "--rp_serve_api" in sys.argv
+        signal.signal(number, lambda number, _: end_process(0 if goes_on_for_ever else SIGNALLED + number))
 
 
 def is_given_jobs() -> bool:
-    """By RunPod, unless the command line has other plans."""
+    """Whether RunPod gives jobs; the command line isn't looked at."""
     return bool(os.environ.get("RUNPOD_WEBHOOK_GET_JOB"))
 
 

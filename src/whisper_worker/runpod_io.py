@@ -13,6 +13,7 @@ import platform
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -43,8 +44,12 @@ def main() -> None:
     start_up = StartUp()
     try:
         _run(Settings.from_env(os.environ), start_up)
-    except (SettingsError, CannotStart) as error:
-        sys.exit(f"whisper_worker: {error}")
+    except Exception as error:
+        if isinstance(error, (SettingsError, CannotStart)):
+            sys.stderr.write(f"whisper_worker: {error}\n")
+        else:
+            traceback.print_exc()
+        end_process(1)  # a thread may wait for a download
 
 
 class CannotStart(Exception):
@@ -230,8 +235,9 @@ def _handler(service: "Service", settings: Settings, *, on_this_machine: bool) -
 
 
 def _leave_to_the_loop(signals: list[int]) -> None:
-    """From now on signals to end are only noted. The SDK is about to fork its heartbeat: while that is being made it
-    can't be ended, and would outlive us. It goes on as long as the worker, which signals to all its group end too."""
+    """From now on signals to end are only noted, and the job loop acts on them. The SDK is about to fork its heartbeat:
+    a signal that ended us in the midst of that would leave it running. The heartbeat itself ignores signals: one to
+    the whole group reaches it too, and it must go on for as long as jobs do."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: signals.append(number))
         os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_IGN))

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,8 +15,10 @@ FEATURES = "preprocessor_config.json"  # says how many mels: without it, faster-
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"  # without one, faster-whisper asks the hub
 VOCABULARIES = ("vocabulary.json", "vocabulary.txt")  # one of them
+NEEDED = (WEIGHTS, CONFIG, TOKENIZER, "vocabulary.*")  # from the hub
+OPTIONAL = (FEATURES,)
 LARGE_V3_MELS = 128  # all others have 80
-KNOWN_FORMATS = range(4, 7)  # of the weights: versions of CTranslate2's file that `Weights` can read
+KNOWN_FORMATS = range(4, 7)  # of the weights: versions of CTranslate2's file that `WeightsHead` can read
 GIT_LFS_POINTER = int.from_bytes(b"vers", "little")  # a checkout without Git LFS has a text there, "version https…"
 
 
@@ -25,7 +28,7 @@ def check_whole(folder: Path) -> None:
         if missing := _missing(folder):
             raise ModelUnavailable(f"the model's folder {folder} lacks {' and '.join(missing)}")
         with (folder / WEIGHTS).open("rb") as file:
-            weights = Weights.told_by(file)
+            weights = WeightsHead.told_by(file)
         if broken := _broken(folder, weights):
             raise ModelUnavailable(f"the model's folder {folder} has only a part of {' and '.join(broken)}")
         if weights and weights.mels == LARGE_V3_MELS and _feature_size(folder) != LARGE_V3_MELS:
@@ -37,16 +40,18 @@ def check_whole(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightsHead:
     """What a file of weights says of itself; zeros where it isn't told."""
 
     mels: int = 0
-    words: int = 0  # of the vocabulary
+    tokens: int = 0  # of the vocabulary
 
     @classmethod
-    def told_by(cls, file: BinaryIO) -> "Weights | None":
+    def told_by(cls, file: BinaryIO) -> "WeightsHead | None":
         """None: it isn't all there."""
-        if hasattr(os, "posix_fadvise"):  # all of it is about to be read, so not in the small parts looked at here
+        with suppress(
+            AttributeError, OSError
+        ):  # a hint: all of it is about to be read, not the parts looked at here alone
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
         shapes: dict[str, list[int]] = {}
         try:
@@ -64,11 +69,11 @@ class Weights:
                 _text(file)
         except struct.error:  # it ends in the midst of something
             return None
-        if file.tell() > os.fstat(file.fileno()).st_size:
+        if file.tell() != os.fstat(file.fileno()).st_size:  # shorter, too: what hasn't come yet may be zeros
             return None
         convolution = [*shapes.get("encoder/conv1/weight", []), 0, 0]
         embeddings = [*shapes.get("decoder/embeddings/weight", []), 0]
-        return cls(mels=convolution[1], words=embeddings[0])
+        return cls(mels=convolution[1], tokens=embeddings[0])
 
 
 def _missing(folder: Path) -> list[str]:
@@ -78,13 +83,13 @@ def _missing(folder: Path) -> list[str]:
     return missing
 
 
-def _broken(folder: Path, weights: Weights | None) -> list[str]:
+def _broken(folder: Path, weights: WeightsHead | None) -> list[str]:
     vocabulary = next(folder / name for name in VOCABULARIES if (folder / name).is_file())
     is_broken = {
         CONFIG: not isinstance(_json_in(folder / CONFIG), dict),
         TOKENIZER: not _ends_with_brace(folder / TOKENIZER),  # to parse it would hold up the other threads' imports
         WEIGHTS: weights is None,
-        vocabulary.name: weights is not None and _count_words(vocabulary) < weights.words,
+        vocabulary.name: weights is not None and _count_tokens(vocabulary) < weights.tokens,
     }
     return [name for name, broken in is_broken.items() if broken]
 
@@ -94,11 +99,11 @@ def _feature_size(folder: Path) -> int | None:
     return features.get("feature_size") if isinstance(features, dict) else None
 
 
-def _count_words(vocabulary: Path) -> int:
+def _count_tokens(vocabulary: Path) -> int:
     """0 in one that can't be read."""
     if vocabulary.suffix == ".json":
-        words = _json_in(vocabulary)
-        return len(words) if isinstance(words, list) else 0
+        tokens = _json_in(vocabulary)
+        return len(tokens) if isinstance(tokens, list) else 0
     return vocabulary.read_bytes().count(b"\n")
 
 
