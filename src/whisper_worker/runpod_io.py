@@ -129,21 +129,7 @@ def _prepare(settings: Settings, loader: ThreadPoolExecutor, start_up: StartUp) 
     compute_type = choose_compute_type(settings, device)
     cores = available_cores()
     threads = Threads.plan(settings, device, cores)
-    log.event(
-        "settings",
-        device=device,
-        compute_type=compute_type,
-        cores=cores,
-        inter_threads=threads.inter,
-        intra_threads=threads.intra,
-        batch_size=threads.batch,
-        job_concurrency=threads.jobs,
-        media_threads=threads.media,
-        fit_window_s=settings.fit_window_s if settings.fit_windows else "off",
-        piece_seconds=settings.piece_seconds,
-    )
-    if threads.warning:
-        log.event("oversubscribed", level=log.WARNING, note=threads.warning)
+    _log_choices(settings, device, compute_type, cores, threads)
 
     def load(files: ModelFiles) -> Engine:
         return Engine.load(files, device, compute_type, threads, settings)
@@ -166,6 +152,24 @@ def _prepare(settings: Settings, loader: ThreadPoolExecutor, start_up: StartUp) 
             registry.warm_up()  # of nothing, if it couldn't be loaded
 
     return Prepared(settings, threads, device, registry, health, loader.submit(preload), loader.submit(warm_up))
+
+
+def _log_choices(settings: Settings, device: str, compute_type: str, cores: int, threads: Threads) -> None:
+    log.event(
+        "settings",
+        device=device,
+        compute_type=compute_type,
+        cores=cores,
+        inter_threads=threads.inter,
+        intra_threads=threads.intra,
+        batch_size=threads.batch,
+        job_concurrency=threads.jobs,
+        media_threads=threads.media,
+        fit_window_s=settings.fit_window_s if settings.fit_windows else "off",
+        piece_seconds=settings.piece_seconds,
+    )
+    if threads.warning:
+        log.event("oversubscribed", level=log.WARNING, note=threads.warning)
 
 
 def _serve(prepared: Prepared, start_up: StartUp) -> None:
