@@ -168,7 +168,7 @@ def _podman(folder: Path, name: str, base_image: str | None, clock: Clock) -> En
 
 
 def _command(folder: Path) -> tuple[str, ...]:
-    places = ("--root", str(folder / "root"), "--runroot", str(folder / "run"))
+    places = ("--root", str(folder / "store"), "--runroot", str(folder / "run"))
     return ("podman", *places, "--storage-driver", "overlay")
 
 
@@ -186,8 +186,8 @@ cgroup_manager = "cgroupfs"
 events_logger = "none"
 lock_type = "file"
 tmp_dir = "{folder}/libpod"
-static_dir = "{folder}/root/libpod"
-volume_path = "{folder}/root/volumes"
+static_dir = "{folder}/store/libpod"
+volume_path = "{folder}/store/volumes"
 """
 
 
@@ -218,7 +218,7 @@ def _clear(folder: Path, name: str) -> None:
     command = _command(folder)
     env = {**os.environ, "CONTAINERS_CONF": str(folder / "containers.conf")}
     with suppress(Failed):
-        if (folder / "root").exists():
+        if (folder / "store").exists():
             output_of([*command, "rm", "--all", "--force", "--time", "0"], Clock(60), env)
     for _ in range(KILL_TRIES):
         processes = set(_processes(name))
