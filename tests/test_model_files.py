@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -12,7 +11,7 @@ import pytest
 from faster_whisper import available_models
 from media import CLIP, CLIP_WORDS
 from model_folders import COMMIT, cache_model, make_model
-from worker_process import ROOT, worker_env
+from worker_process import run_handler
 
 from whisper_worker import model_files, whole
 from whisper_worker.model_files import STORES, ModelFiles, Store, find, find_here
@@ -248,16 +247,9 @@ runpy.run_path("handler.py", run_name="__main__")
 
 
 def run_offline(home: Path, *, model: str, asked: str | None = None) -> "subprocess.CompletedProcess[str]":
-    job = {"input": {"audio": str(CLIP), **({"model": asked} if asked else {})}}
-    return subprocess.run(
-        [sys.executable, "-c", OFFLINE, "handler.py", "--test_input", json.dumps(job)],
-        env=worker_env(MODEL=model, MODELS="*", HF_HOME=str(home)),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    job = json.dumps({"input": {"audio": str(CLIP), **({"model": asked} if asked else {})}})
+    program = ("-c", OFFLINE, "handler.py")
+    return run_handler("--test_input", job, program=program, MODEL=model, MODELS="*", HF_HOME=str(home))
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,15 @@ class House:
             self.hub.hold(f"download {name}")
         return names
 
+    async def use_tiny_during(self, step: str) -> None:
+        """A step on the way of a job to `base`, which has that in the end."""
+        self.hub.hold(step)
+        job = self.job("base")
+        await self.hub.begun(step)
+        await self.use("tiny")
+        self.hub.let_go(step)
+        await job.begun()
+
     async def use(self, *names: str) -> None:
         for name in names:
             async with self.registry.leased(name) as model:
@@ -290,12 +299,7 @@ async def test_a_model_that_is_tried_is_not_freed(house: House) -> None:
 
 @house()
 async def test_the_files_are_found_before_another_model_is_freed(house: House) -> None:
-    house.hub.hold("find base")
-    job = house.job("base")
-    await house.hub.begun("find base")
-    await house.use("tiny")
-    house.hub.let_go("find base")
-    await job.begun()
+    await house.use_tiny_during("find base")
     assert house.hub.steps == ["find base", "free tiny", "load base"]
 
 
@@ -315,12 +319,7 @@ async def test_a_model_that_does_not_exist_costs_nobody_anything(house: House) -
 @house()
 async def test_what_is_not_on_this_machine_is_downloaded_before_another_model_is_freed(house: House) -> None:
     house.hub.far.add("base")
-    house.hub.hold("download base")
-    job = house.job("base")
-    await house.hub.begun("download base")
-    await house.use("tiny")
-    house.hub.let_go("download base")
-    await job.begun()
+    await house.use_tiny_during("download base")
     assert house.hub.steps == ["find base", "download base", "free tiny", "load base"]
 
 

@@ -31,10 +31,12 @@ def worker_env(**env: str) -> dict[str, str]:
     return {**plain, "PYTHONUNBUFFERED": "1", **env}
 
 
-def run_handler(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run_handler(
+    *arguments: str, program: Sequence[str] = ("handler.py",), **env: str
+) -> subprocess.CompletedProcess[str]:
     """`python handler.py` off RunPod, until it ends by itself."""
     return subprocess.run(
-        [sys.executable, "handler.py", *arguments],
+        [sys.executable, *program, *arguments],
         cwd=ROOT,
         env=worker_env(**env),
         capture_output=True,

@@ -1,8 +1,11 @@
 """What a worker needs besides its model, checked before it takes a job. Each failure is one line for the operator."""
 
 import ctypes
+import os
 import shutil
 import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 from whisper_worker.settings import Settings
 
@@ -27,6 +30,13 @@ def check_temp_space(settings: Settings) -> None:
             f"{folder} has {free / 1e9:.2f} GB free, less than one download may take: MAX_DOWNLOAD_BYTES is "
             f"{settings.max_download_bytes / 1e9:.2f} GB"
         )
+
+
+def is_made_writable(folder: Path) -> bool:
+    """Whether there is such a folder now, made if need be, in which files can be written."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def check_cublas(device: str) -> None:

