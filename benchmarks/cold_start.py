@@ -8,7 +8,6 @@ In `data`: `starts`, a list with each contender and what each repeat measured.
 """
 
 import base64
-import re
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from collections.abc import Mapping, Sequence
 import requests
 from local_endpoint import ENDPOINT_ID, LocalEndpoint
 from media import CLIP
-from worker_process import WorkerProcess
+from worker_process import WorkerProcess, figures
 
 from benchmarks.contenders import POST_S, START_S, Model, model
 from benchmarks.report import Report, Table, Value
@@ -104,11 +103,7 @@ def _worker(loaded: Model) -> Mapping[str, float]:
             if job.status != "COMPLETED":
                 raise RuntimeError(f"the first job failed: {job.error}")
             (steps,) = worker.events("ready")
-    return {"ready_s": ready_s, "result_s": result_s, **_seconds(steps)}
-
-
-def _seconds(event: str) -> dict[str, float]:
-    return {step: float(value) for step, value in re.findall(r"(\w+)=([\d.]+)", event)}
+    return {"ready_s": ready_s, "result_s": result_s, **figures(steps)}
 
 
 def _table(figures: Figures[str]) -> Table:

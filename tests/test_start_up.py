@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from file_server import Exchange, FileServer
 from local_endpoint import LocalEndpoint
-from worker_process import ROOT, WorkerProcess, run_handler, worker_env
+from worker_process import ROOT, WorkerProcess, figures, run_handler, worker_env
 
 from whisper_worker import fitness, runpod_io
 from whisper_worker.fitness import Unfit, check_cublas, check_temp_space
@@ -77,15 +76,11 @@ assert PROCESSOR and cpuinfo.get_cpu_info is asked
     assert "cpuinfo" not in done.stdout
 
 
-def fields(message: str) -> Mapping[str, float]:
-    return {key: float(value) for key, value in re.findall(r"(\w+)=([\d.]+)", message)}
-
-
 def test_a_worker_says_where_the_seconds_of_its_start_went() -> None:
     with LocalEndpoint() as endpoint, WorkerProcess(endpoint) as worker:
         worker.wait_until_ready()
         (ready,) = worker.events("ready")
-    steps = fields(ready)
+    steps = figures(ready)
     own = {"find_model", "read_model", "warm_up"}  # on the loader's thread
     assert steps.keys() == own | {
         "python",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,6 +179,11 @@ class WorkerProcess:
         with self._news:
             self._output_ended = True
             self._news.notify_all()
+
+
+def figures(message: str) -> dict[str, float]:
+    """The numbers of one, by their keys."""
+    return {key: float(value) for key, value in re.findall(r"(\w+)=([\d.]+)", message)}
 
 
 def _message(line: str) -> str:
